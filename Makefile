@@ -1,0 +1,52 @@
+# Needs Python 3.11 or newer with pip, and make. Everything else goes into .venv, with the versions of requirements.lock.
+#   make run    show what the method does, on a small default
+#   make test   every check: format, lint, types, tests
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14 python,\
+  $(shell command -v $(p) >/dev/null 2>&1 && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+BIN := .venv/bin
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
+
+.PHONY: help install run test format lint types pytest lock clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/installed ## set up .venv
+
+# Debian ships Python without ensurepip: then the pip outside fills the environment.
+.venv/installed: requirements.lock pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11 or newer found. Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "Installing into .venv (about a minute, once)"
+	@$(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: install ## show the method on finite MDPs: tables and a figure
+	@$(BIN)/sbm tabular
+
+test: install lint types pytest ## every check
+
+format: install ## put the code into its format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lint: install
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+
+types: install
+	@$(BIN)/mypy
+
+pytest: install
+	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal
+
+lock: ## choose the newest versions again (needs uv)
+	uv pip compile --universal --python-version 3.11 pyproject.toml --extra dev --no-header --no-annotate --upgrade --output-file requirements.lock
+
+clean: ## remove what was installed and cached
+	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,148 @@
+"""What every public function does to its arguments first: check them against its annotations, agree on one dtype.
+
+Nothing here knows about reinforcement learning.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, UInt32
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Scalar = float | Float[Array, ""]
+"""A number, or an array of rank 0 (which may be traced)."""
+
+RandomKey = Key[Array, ""] | UInt32[Array, "2"]
+"""A key of ``jax.random.key``, or an old one of ``jax.random.PRNGKey``."""
+
+EXACT = jax.lax.Precision.HIGHEST
+"""Matrix products in full float32: the default of recent GPUs keeps 10 bits of mantissa."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check array arguments against their annotations and give them one floating dtype.
+
+    ``Float[Array, "B d"]`` asks for rank 2, and for the same ``B`` and ``d`` wherever they are named; ``T_plus_1`` is one more than
+    ``T``, and ``...`` any leading axes. Anything ``jnp.asarray`` takes is accepted; integers become floats where floats are
+    expected. The common dtype is float64 if any argument is (and x64 is on), else the widest there is.
+    """
+    signature = inspect.signature(function)
+    kinds = {name: kind for name, p in signature.parameters.items() if (kind := _kind(p.annotation)) is not None}
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = signature.bind(*args, **kwargs)
+        arrays = {}
+        for name, kind in kinds.items():
+            default = signature.parameters[name].default
+            value = bound.arguments.get(name, default)
+            if value is not None or default is not None:
+                arrays[name] = _as_array(function.__name__, name, kind, value)
+        _check_shapes(function.__name__, {name: kinds[name][0] for name in arrays}, arrays)
+        floating = {name: x for name, x in arrays.items() if kinds[name][1]}
+        dtype = _common_dtype([x for name, x in floating.items() if kinds[name][0] != ""] or list(floating.values()))
+        bound.arguments.update(arrays)
+        bound.arguments.update({name: x.astype(dtype) for name, x in floating.items()})
+        return function(*bound.args, **bound.kwargs)
+
+    return wrapper
+
+
+def is_concrete(*values: Any) -> bool:
+    """Whether the values are known now, so that a wrong one can be refused; inside ``jit`` they are not."""
+    return not any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def in_float64(function: Callable[P, R]) -> Callable[P, R]:
+    """Compute in float64 whatever the mode of JAX, and give the result in the dtype of the first array.
+
+    Works under ``jit``, ``vmap`` and ``grad`` of code that is float32 throughout.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        dtype = next(x.dtype for x in jax.tree.leaves((args, kwargs)) if _is_floating(x))
+
+        def cast(tree: Any, to: Any) -> Any:
+            return jax.tree.map(lambda x: jax.lax.convert_element_type(x, to) if _is_floating(x) else x, tree)
+
+        with jax.enable_x64(True):
+            args, kwargs = cast((args, kwargs), jnp.float64)
+            result: R = cast(function(*args, **kwargs), dtype)
+            return result
+
+    return wrapper
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _kind(annotation: Any) -> tuple[str, bool] | None:
+    """The shape a parameter is annotated with and whether it is floating; None for what is no array, or may have two shapes."""
+    shaped = [option for option in typing.get_args(annotation) or (annotation,) if hasattr(option, "dim_str")]
+    return (shaped[0].dim_str, "float32" in shaped[0].dtypes) if len(shaped) == 1 else None
+
+
+def _as_array(function: str, name: str, kind: tuple[str, bool], value: Any) -> Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{function}: {name} must be an array of shape {_show(kind[0])}, not {value!r:.80}") from error
+    if not kind[1] and not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{function}: {name} must hold integers, not {array.dtype}; cast it, e.g. {name}.astype(int)")
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise TypeError(f"{function}: {name} must be real, not {array.dtype}")
+    return array
+
+
+def _common_dtype(arrays: list[Array]) -> Any:
+    floating = [x for x in arrays if _is_floating(x)]
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *floating) if floating else jnp.result_type(float)
+
+
+def _check_shapes(function: str, expected: dict[str, str], arrays: dict[str, Array]) -> None:
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, dims in expected.items():
+        shape, axes = arrays[name].shape, dims.split()
+        if axes[:1] == ["..."]:
+            axes = axes[1:]
+            shape = shape[len(shape) - len(axes) :] if len(shape) >= len(axes) else shape
+        if len(shape) != len(axes):
+            hint = "; put jax.vmap around the call for a batch" if len(shape) > len(axes) else ""
+            raise ValueError(f"{function}: {name} must have shape {_show(dims)}, got {arrays[name].shape}{hint}")
+        for axis, size in zip(axes, shape, strict=True):
+            symbol, _, plus = axis.partition("_plus_")
+            size -= int(plus or 0)
+            known, where = sizes.setdefault(symbol, (size, name))
+            if known != size:
+                raise ValueError(
+                    f"{function}: {name} has shape {arrays[name].shape} and {where} {arrays[where].shape}, which disagree on "
+                    f"{symbol}: {where} is {_show(expected[where])} and {name} {_show(dims)}"
+                )
+
+
+def _show(dims: str) -> str:
+    axes = dims.replace("_plus_", "+").split()
+    return f"({axes[0]},)" if len(axes) == 1 else f"({', '.join(axes)})"
+
+
+def as_float64(value: Any, name: str, shape: str) -> np.ndarray:
+    """A NumPy float64 copy of a concrete array, which must be finite and of the rank of ``shape`` (such as "S A")."""
+    array = np.array(value, dtype=np.float64)
+    if array.ndim != len(shape.split()):
+        raise ValueError(f"{name} must have shape {_show(shape)}, got {array.shape}")
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        where = tuple(int(i) for i in bad[0])
+        raise ValueError(f"{name}{list(where)} is {array[where]}; {len(bad)} of {array.size} entries are not finite")
+    return array

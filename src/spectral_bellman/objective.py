@@ -1,0 +1,223 @@
+"""The losses of the Spectral Bellman Method, and what they need: covariances, norms, samples of θ and solutions for θ̃.
+
+Shapes: ``B`` state-action pairs, ``M`` parameters θ, features of dimension ``d``. Targets are the B×M grid TQ_θ(s, a) of
+``operators``. Networks and optimisers live elsewhere.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from spectral_bellman._arrays import EXACT, RandomKey, Scalar, checked, in_float64, is_concrete
+
+
+@checked
+def spectral_loss(
+    phi: Float[Array, "B d"],
+    theta_tilde: Float[Array, "M d"],
+    targets: Float[Array, "B M"],
+    feature_cov: Float[Array, "d d"],
+    param_cov: Float[Array, "d d"],
+) -> Float[Array, ""]:
+    """The SBM loss (section 3.3), whose minimisation is a step of the power method.
+
+        L = L1 + L2
+        L1 = E[φᵀ Λ2 φ] − 2 E[TQ_θ φᵀ sg(θ̃)]
+        L2 = E[θ̃ᵀ Λ1 θ̃] − 2 E[TQ_θ θ̃ᵀ sg(φ)]
+
+    The gradient in φ comes from L1 alone and the gradient in θ̃ from L2 alone; none flows through the targets or the covariances.
+    With Λ1 and Λ2 of the very same batch it equals the gradient of ``bellman_mse``.
+
+    Args:
+      phi: φ(s, a).
+      theta_tilde: θ̃(θ).
+      targets: TQ_θ(s, a).
+      feature_cov: Λ1 = E[φ φᵀ].
+      param_cov: Λ2 = E[θ̃ θ̃ᵀ].
+    """
+    targets, feature_cov, param_cov = jax.lax.stop_gradient((targets, feature_cov, param_cov))
+    batch, samples = targets.shape
+    backup_phi = jnp.matmul(targets, jax.lax.stop_gradient(theta_tilde), precision=EXACT) / samples
+    backup_theta = jnp.matmul(targets.T, jax.lax.stop_gradient(phi), precision=EXACT) / batch
+    loss_phi = _mean_quadratic(phi, param_cov) - 2 * jnp.sum(phi * backup_phi) / batch
+    loss_theta = _mean_quadratic(theta_tilde, feature_cov) - 2 * jnp.sum(theta_tilde * backup_theta) / samples
+    return loss_phi + loss_theta
+
+
+@checked
+def bellman_mse(phi: Float[Array, "B d"], theta_tilde: Float[Array, "M d"], targets: Float[Array, "B M"]) -> Float[Array, ""]:
+    """The naive objective (section 3.1): E[(φᵀθ̃(θ) − TQ_θ)²] over the whole grid, without gradient through the targets."""
+    residual = jnp.matmul(phi, theta_tilde.T, precision=EXACT) - jax.lax.stop_gradient(targets)
+    return jnp.mean(jnp.square(residual))
+
+
+@checked
+def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | None = None) -> Float[Array, ""]:
+    """The orthogonality regulariser (appendix E.1): Σ_{i≠j} w_ij (E[x_i x_j])², unbiased.
+
+    The square of an expectation is estimated over pairs of distinct samples n ≠ m, Σ_{i≠j} w_ij x_ni x_nj x_mi x_mj, so the
+    estimate may be negative although what it estimates is not.
+
+    Args:
+      x: N ≥ 2 samples of φ or θ̃.
+      weights: the paper's λ_ij or μ_ij, one for each pair; all one if not given. The diagonal is not used.
+    """
+    samples, d = x.shape
+    if samples < 2:
+        raise ValueError(f"orthogonality_loss: x has {samples} sample(s); an unbiased estimate needs at least 2")
+    off_diagonal = 1 - jnp.eye(d, dtype=x.dtype)
+    weights = off_diagonal if weights is None else weights * off_diagonal
+    squared = jnp.square(x)
+    same_sample = jnp.matmul(squared.T, squared, precision=EXACT)
+    moment = jnp.matmul(x.T, x, precision=EXACT)
+    return jnp.sum(weights * (jnp.square(moment) - same_sample)) / (samples * (samples - 1))
+
+
+@checked
+def update_covariance(cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar) -> Float[Array, "d d"]:
+    """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N, α being the weight of the new batch."""
+    if is_concrete(alpha) and not 0 <= alpha <= 1:
+        raise ValueError(f"update_covariance: alpha must lie in [0, 1], got {float(alpha)}; it weighs the new batch")
+    return (1 - alpha) * cov + alpha * jnp.matmul(x.T, x, precision=EXACT) / len(x)
+
+
+class Covariances(NamedTuple):
+    """Λ1 and Λ2, carried from one representation step to the next."""
+
+    feature: Float[Array, "d d"]
+    """Λ1 = E[φ φᵀ]."""
+    parameter: Float[Array, "d d"]
+    """Λ2 = E[θ̃ θ̃ᵀ]."""
+    started: Bool[Array, ""]
+    """Whether a batch has been seen; the first one replaces what is there."""
+
+
+def init_covariances(d: int) -> Covariances:
+    """The state before the first batch."""
+    return Covariances(jnp.zeros((d, d)), jnp.zeros((d, d)), jnp.zeros((), bool))
+
+
+@checked
+def representation_loss(
+    phi: Float[Array, "B d"],
+    theta_tilde: Float[Array, "M d"],
+    targets: Float[Array, "B M"],
+    covariances: Covariances,
+    *,
+    alpha: Scalar = 1.0,
+    feature_orthogonality: Scalar | Float[Array, "d d"] = 0.0,
+    param_orthogonality: Scalar | Float[Array, "d d"] = 0.0,
+    mse: bool = False,
+) -> tuple[Float[Array, ""], tuple[Covariances, dict[str, Float[Array, ""]]]]:
+    """The unconstrained objective of appendix E.1, the one loss to add to an agent: L1 + L2 + L_orth.
+
+    Differentiate it in the parameters of φ and θ̃ with ``jax.value_and_grad(..., has_aux=True)``:
+
+        phi = unit_norm(network(states))[jnp.arange(B), actions]
+        theta = sample_parameters(key, theta_hat, 1e-2, M)
+        targets = operators.one_step_targets(rewards, discounts, target_network(next_states), theta)
+        loss, (covariances, metrics) = representation_loss(phi, jax.vmap(theta_tilde)(theta), targets, covariances)
+
+    Args:
+      phi: φ(s, a), after ``clip_norm`` or ``unit_norm`` if wanted.
+      theta_tilde: θ̃(θ), from a network or explicit.
+      targets: TQ_θ(s, a).
+      covariances: Λ1 and Λ2 before this batch; they are updated with it before use, so that α = 1 is Bellman MSE.
+      alpha: the weight of this batch in the moving averages.
+      feature_orthogonality: weight of the regulariser on φ, one number or one for each pair (μ_ij).
+      param_orthogonality: the same on θ̃ (λ_ij). Its moment is not centred and grows like ‖θ̂‖⁴: keep it small.
+      mse: use ``bellman_mse`` in place of ``spectral_loss``.
+
+    Returns:
+      The loss, then the new covariances and the terms of the loss by name.
+    """
+    if covariances.feature.shape != (phi.shape[1],) * 2 or covariances.parameter.shape != (phi.shape[1],) * 2:
+        raise ValueError(
+            f"representation_loss: covariances are {covariances.feature.shape} and {covariances.parameter.shape}, but phi has "
+            f"{phi.shape[1]} features; start from init_covariances({phi.shape[1]})"
+        )
+    weight = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
+    covariances = Covariances(
+        update_covariance(covariances.feature, jax.lax.stop_gradient(phi), weight),
+        update_covariance(covariances.parameter, jax.lax.stop_gradient(theta_tilde), weight),
+        jnp.ones((), bool),
+    )
+    terms = {"bellman_mse": bellman_mse(phi, theta_tilde, targets)}
+    if not mse:
+        terms["spectral"] = spectral_loss(phi, theta_tilde, targets, covariances.feature, covariances.parameter)
+    terms["feature_orthogonality"] = _weighted_orthogonality(phi, feature_orthogonality)
+    terms["param_orthogonality"] = _weighted_orthogonality(theta_tilde, param_orthogonality)
+    loss = terms["bellman_mse" if mse else "spectral"] + terms["feature_orthogonality"] + terms["param_orthogonality"]
+    return loss, (covariances, jax.lax.stop_gradient(terms))
+
+
+@checked
+def clip_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    """The paper's clip, φ · min(1, 1/‖φ‖): what is inside the unit ball stays."""
+    squared = jnp.sum(jnp.square(phi), axis=-1, keepdims=True)
+    outside = squared > 1
+    return phi * jnp.where(outside, jax.lax.rsqrt(jnp.where(outside, squared, 1)), 1)
+
+
+@checked
+def unit_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
+    """φ/‖φ‖, which keeps features from shrinking while no reward is seen; zero stays zero."""
+    squared = jnp.sum(jnp.square(phi), axis=-1, keepdims=True)
+    positive = squared > 0
+    return phi * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squared, 1)), 0)
+
+
+@checked
+def sample_parameters(key: RandomKey, theta_hat: Float[Array, " d"], variance: Scalar, samples: int) -> Float[Array, "M d"]:
+    """``samples`` draws from ν(θ) = N(θ̂, σ_rep² I); the paper's σ_rep² = 10⁻² is a variance."""
+    noise = jax.random.normal(key, (samples, len(theta_hat)), theta_hat.dtype)
+    return theta_hat[None, :] + jnp.sqrt(variance) * noise
+
+
+@checked
+def solve_parameters(
+    phi: Float[Array, "B d"], targets: Float[Array, "B M"], feature_cov: Float[Array, "d d"], ridge: Scalar = 1e-6
+) -> Float[Array, "M d"]:
+    """Explicit θ̃, solved: the minimiser of L2, (Λ1 + ridge·I) θ̃(θ) = E[TQ_θ φ] (a step of Algorithm 1)."""
+    return _solve_parameters(phi, targets, feature_cov, ridge)
+
+
+@in_float64
+def _solve_parameters(phi: Array, targets: Array, feature_cov: Array, ridge: Scalar) -> Array:
+    system = feature_cov + ridge * jnp.eye(len(feature_cov), dtype=phi.dtype)
+    return jnp.linalg.solve(system, jnp.matmul(phi.T, targets, precision=EXACT) / len(phi)).T
+
+
+@checked
+def descend_parameters(
+    theta: Float[Array, "M d"],
+    phi: Float[Array, "B d"],
+    targets: Float[Array, "B M"],
+    feature_cov: Float[Array, "d d"],
+    steps: int,
+) -> Float[Array, "M d"]:
+    """Explicit θ̃, reset: ``steps`` of gradient descent on L2 that start anew from the sampled θ (appendix E.2).
+
+    A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / tr Λ1, which never overshoots since tr Λ1 bounds the largest eigenvalue.
+    """
+    moment = jnp.matmul(targets.T, phi, precision=EXACT) / len(phi)
+    trace = jnp.trace(feature_cov)
+    step_size = jnp.where(trace > 0, 1 / jnp.where(trace > 0, trace, 1), 0)
+
+    def step(_: int, theta_tilde: Array) -> Array:
+        return theta_tilde - step_size * (jnp.matmul(theta_tilde, feature_cov, precision=EXACT) - moment)
+
+    return jax.lax.fori_loop(0, steps, step, theta)
+
+
+def _mean_quadratic(x: Array, cov: Array) -> Array:
+    return jnp.sum(x * jnp.matmul(x, cov, precision=EXACT)) / len(x)
+
+
+def _weighted_orthogonality(x: Array, weight: Scalar | Array) -> Array:
+    if isinstance(weight, float | int) and weight == 0:
+        return jnp.zeros((), x.dtype)
+    weight = jnp.asarray(weight, x.dtype)
+    return orthogonality_loss(x, weight) if weight.ndim == 2 else weight * orthogonality_loss(x)

@@ -1,0 +1,211 @@
+"""Bellman operators on sampled data: one-step, n-step, Retrace and its rescaled form.
+
+Each is written for one sequence and no batch: put ``jax.vmap`` around it. The discount carries termination: it is zero where an
+episode ended, γ elsewhere. The functions in ``…_targets`` take features and M parameters θ at once and return the grid that the
+losses of ``objective`` want; the data is shared between the θ's, never repeated.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from spectral_bellman._arrays import EXACT, Scalar, checked, is_concrete
+
+
+@checked
+def one_step(reward: Scalar, discount: Scalar, q_next: Float[Array, " A"]) -> Float[Array, ""]:
+    """The optimal Bellman operator on one transition (section 2): TQ = r_t + γ_t max_a Q(s_t, a).
+
+    Args:
+      reward: r_t, the reward of the transition s_{t-1}, a_{t-1} → s_t.
+      discount: γ_t, zero if s_t is terminal.
+      q_next: Q(s_t, ·).
+    """
+    return reward + discount * jnp.max(q_next)
+
+
+@checked
+def n_step(rewards: Float[Array, " n"], discounts: Float[Array, " n"], q_next: Float[Array, " A"]) -> Float[Array, ""]:
+    """The n-step target (appendix D.2): r_1 + γ_1 (r_2 + γ_2 (… (r_n + γ_n max_a Q(s_n, a)))).
+
+    Args:
+      rewards: r_1 … r_n.
+      discounts: γ_1 … γ_n; a zero ends the sum there.
+      q_next: Q(s_n, ·).
+    """
+    before = jnp.concatenate([jnp.ones(1, discounts.dtype), jnp.cumprod(discounts)])
+    return jnp.sum(before[:-1] * rewards) + before[-1] * jnp.max(q_next)
+
+
+@checked
+def retrace(
+    q: Float[Array, "T_plus_1 A"],
+    actions: Integer[Array, " T_plus_1"],
+    rewards: Float[Array, " T"],
+    discounts: Float[Array, " T"],
+    target_policy: Float[Array, "T_plus_1 A"],
+    behaviour_prob: Float[Array, " T_plus_1"],
+    lambda_: Scalar,
+) -> Float[Array, " T"]:
+    """Retrace(λ) targets for the steps 0 … T-1 of a sequence (appendix D.2, Munos et al. 2016).
+
+        G_t = r_{t+1} + γ_{t+1} (E_π Q(s_{t+1}, ·) + c_{t+1} (G_{t+1} − Q(s_{t+1}, a_{t+1}))),   c = λ min(1, π(a|s) / μ(a|s))
+
+    which is Q(s_t, a_t) + Σ_{k≥t} γ^{k−t} (Π_{t<j≤k} c_j) δ_k. The last step bootstraps from E_π Q(s_T, ·).
+
+    Args:
+      q: Q(s_t, ·), t = 0 … T.
+      actions: a_t, t = 0 … T; a_T is not used.
+      rewards: r_{t+1}, t = 0 … T-1.
+      discounts: γ_{t+1}, t = 0 … T-1; zero where s_{t+1} is terminal.
+      target_policy: π(·|s_t), t = 0 … T; the first is not used.
+      behaviour_prob: μ(a_t|s_t), t = 0 … T; the first and the last are not used. Infinity stops the trace: put it at the last
+        observation of a truncated episode and at padding, so that nothing behind them is looked at.
+      lambda_: λ, the paper's β.
+    """
+    if len(rewards) == 0:
+        raise ValueError(f"retrace: the sequence is empty (q has shape {q.shape}); it needs at least one transition")
+    # Slicing first keeps whatever stands in the unused entries, NaN included, out of the sums.
+    q_next, pi_next, a_next, mu_next = q[1:], target_policy[1:], actions[1:-1, None], behaviour_prob[1:-1]
+    value = jnp.sum(pi_next * q_next, axis=-1)
+    q_taken = jnp.take_along_axis(q_next[:-1], a_next, axis=-1)[:, 0]
+    pi_taken = jnp.take_along_axis(pi_next[:-1], a_next, axis=-1)[:, 0]
+    trace = lambda_ * jnp.minimum(1, pi_taken / jnp.maximum(mu_next, jnp.finfo(q.dtype).tiny))
+    # G_t = offset_t + slope_t G_{t+1}: a linear recurrence, which the associative scan solves in log T steps.
+    slope = jnp.append(discounts[:-1] * trace, jnp.zeros((), q.dtype))
+    offset = rewards + discounts * value - jnp.append(discounts[:-1] * trace * q_taken, jnp.zeros((), q.dtype))
+
+    def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
+
+    return jax.lax.associative_scan(compose, (slope, offset), reverse=True)[1]
+
+
+@checked
+def transformed_retrace(
+    q: Float[Array, "T_plus_1 A"],
+    actions: Integer[Array, " T_plus_1"],
+    rewards: Float[Array, " T"],
+    discounts: Float[Array, " T"],
+    target_policy: Float[Array, "T_plus_1 A"],
+    behaviour_prob: Float[Array, " T_plus_1"],
+    lambda_: Scalar,
+    epsilon: Scalar = 1e-3,
+) -> Float[Array, " T"]:
+    """Retrace on rescaled values (appendix D.2): f(Retrace(f⁻¹(Q))), f = ``signed_hyperbolic``; arguments as in ``retrace``."""
+    plain = signed_parabolic(q, epsilon)
+    targets = retrace(plain, actions, rewards, discounts, target_policy, behaviour_prob, lambda_)
+    return signed_hyperbolic(targets, epsilon)
+
+
+@checked
+def signed_hyperbolic(x: Float[Array, "..."], epsilon: Scalar = 1e-3) -> Float[Array, "..."]:
+    """f(x) = sign(x) (√(|x| + 1) − 1) + εx, which compresses returns of any scale (Pohlen et al. 2018)."""
+    # √(|x|+1) − 1 = |x| / (√(|x|+1) + 1), which loses no digits near zero.
+    return x / (jnp.sqrt(jnp.abs(x) + 1) + 1) + epsilon * x
+
+
+@checked
+def signed_parabolic(x: Float[Array, "..."], epsilon: Scalar = 1e-3) -> Float[Array, "..."]:
+    """f⁻¹(x), the inverse of ``signed_hyperbolic``: sign(x) (((√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε)² − 1)."""
+    # With s = √(|y|+1), εs² + s = |x| + 1 + ε and (s − 1)(1 + ε(s + 1)) = |x|: no difference of near-equals, and ε = 0 is allowed.
+    c = jnp.abs(x) + 1 + epsilon
+    s = 2 * c / (1 + jnp.sqrt(1 + 4 * epsilon * c))
+    return x * (s + 1) / (1 + epsilon * (s + 1))
+
+
+@checked
+def epsilon_greedy(q: Float[Array, "... A"], epsilon: Scalar = 0.0) -> Float[Array, "... A"]:
+    """π(a|s): 1 − ε on the first greedy action, and ε spread evenly over all."""
+    num_actions = q.shape[-1]
+    greedy = jax.nn.one_hot(jnp.argmax(q, axis=-1), num_actions, dtype=q.dtype)
+    return (1 - epsilon) * greedy + epsilon / num_actions
+
+
+@checked
+def one_step_targets(
+    rewards: Float[Array, " B"],
+    discounts: Float[Array, " B"],
+    phi_next: Float[Array, "B A d"],
+    theta: Float[Array, "M d"],
+) -> Float[Array, "B M"]:
+    """The grid TQ_θ(s, a) = r + γ max_a' φ(s', a')ᵀθ for every transition and every θ, the maximum taken for each θ.
+
+    Args:
+      rewards: r of B transitions.
+      discounts: γ of the same, zero at terminals.
+      phi_next: φ⁻(s', ·), from the target network.
+      theta: M parameters from ν(θ).
+    """
+    return rewards[:, None] + discounts[:, None] * jnp.max(_q_grid(phi_next, theta), axis=-1).T
+
+
+@checked
+def n_step_targets(
+    rewards: Float[Array, " T"],
+    discounts: Float[Array, " T"],
+    phi_next: Float[Array, "T A d"],
+    theta: Float[Array, "M d"],
+    n: int,
+) -> Float[Array, "T M"]:
+    """The n-step targets of every step of a sequence, for every θ; near its end the steps that are left are used.
+
+    Args:
+      rewards: r_{t+1}, t = 0 … T-1.
+      discounts: γ_{t+1}; a zero ends the sum there.
+      phi_next: φ⁻(s_{t+1}, ·).
+      theta: M parameters from ν(θ).
+      n: the number of steps before the bootstrap.
+    """
+    length = len(rewards)
+    if not 1 <= n <= length:
+        raise ValueError(f"n_step_targets: n must lie in [1, {length}], the length of the sequence; got {n}")
+    # Padding behind the end with reward 0 and discount 1 carries the last bootstrap value along.
+    rewards = jnp.append(rewards, jnp.zeros(n - 1, rewards.dtype))
+    discounts = jnp.append(discounts, jnp.ones(n - 1, discounts.dtype))
+    values = jnp.max(_q_grid(phi_next, theta), axis=-1).T
+    targets = values[jnp.minimum(jnp.arange(length) + n - 1, length - 1)]
+    for k in reversed(range(n)):
+        targets = rewards[k : k + length, None] + discounts[k : k + length, None] * targets
+    return targets
+
+
+@checked
+def retrace_targets(
+    phi: Float[Array, "T_plus_1 A d"],
+    theta: Float[Array, "M d"],
+    actions: Integer[Array, " T_plus_1"],
+    rewards: Float[Array, " T"],
+    discounts: Float[Array, " T"],
+    behaviour_prob: Float[Array, " T_plus_1"],
+    lambda_: Scalar = 0.95,
+    policy_epsilon: Scalar = 0.0,
+    transform: Scalar | None = None,
+) -> Float[Array, "T M"]:
+    """Retrace for M sampled θ at once: Q_θ = φᵀθ, and the target policy is ε-greedy in each Q_θ (appendix D.2).
+
+    Args:
+      phi: φ⁻(s_t, ·), t = 0 … T.
+      theta: M parameters from ν(θ).
+      actions: as in ``retrace``, like the rewards, discounts and probabilities.
+      rewards: r_{t+1}, t = 0 … T-1.
+      discounts: γ_{t+1}, t = 0 … T-1.
+      behaviour_prob: μ(a_t|s_t), t = 0 … T.
+      lambda_: λ, the paper's β.
+      policy_epsilon: ε_t of the target policies, which the paper lets go to zero.
+      transform: the ε of ``signed_hyperbolic`` for ``transformed_retrace`` (1e-3 in the paper's agents), or None for plain values.
+    """
+    if is_concrete(policy_epsilon) and not 0 <= policy_epsilon <= 1:
+        raise ValueError(f"retrace_targets: policy_epsilon must lie in [0, 1], got {float(policy_epsilon)}")
+
+    def targets(q: Array) -> Array:
+        # f is increasing, so the greedy action in rescaled values is the greedy action.
+        data = (actions, rewards, discounts, epsilon_greedy(q, policy_epsilon), behaviour_prob, lambda_)
+        return retrace(q, *data) if transform is None else transformed_retrace(q, *data, transform)
+
+    return jax.vmap(targets, out_axes=1)(_q_grid(phi, theta))
+
+
+def _q_grid(phi: Array, theta: Array) -> Array:
+    """Q_θ(s_t, ·) of shape (M, T, A)."""
+    return jnp.einsum("tad,md->mta", phi, theta, precision=EXACT)

@@ -1,0 +1,255 @@
+"""Uncertainty about Q = φᵀθ, from the precision matrix Σ = λI + Σ_D φφᵀ: Thompson sampling, UCB, least squares.
+
+What is kept between calls is a lower factor L with LLᵀ = Σ, not Σ itself. With a million rows the eigenvalues of Σ span seven
+orders of magnitude and float32 cannot tell the smallest from zero, while those of L span three and a half. Everything that
+forms or factors Σ here runs in float64 inside, whatever the mode of JAX, also under ``jit`` and on GPUs; see ``Scatter`` for a
+replay that comes in chunks.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from spectral_bellman._arrays import EXACT, RandomKey, Scalar, checked, in_float64, is_concrete
+
+
+@checked
+def precision(phi: Float[Array, "N d"], ridge: Scalar) -> Float[Array, "d d"]:
+    """Σ = λI + Σ_n φ_n φ_nᵀ (section 3.5), all rows at once.
+
+    The sum is exact but the result is float32 if φ is: fine up to condition numbers of about 1e5. Past that, and for more rows
+    than fit one array, accumulate a ``Scatter`` and take its factor.
+    """
+    _check_ridge("precision", ridge)
+    return _precision(phi, ridge)
+
+
+@checked
+def factor(precision: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The lower Cholesky factor L of Σ = LLᵀ, computed in float64.
+
+    A matrix that is not positive definite is refused, with its smallest eigenvalue, here and wherever Σ is read; inside ``jit``,
+    where nothing can be refused, the factor is NaN.
+    """
+    result = _cholesky(precision)
+    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+        _check_positive("factor", precision, _eigenvalues(precision)[0])
+    return result
+
+
+@checked
+def exploration_scale(precision: Float[Array, "d d"], discount: Scalar) -> Float[Array, ""]:
+    """σ_exp = λ_min(Σ) / (d (1 − γ)), the paper's scale; a variance, not a standard deviation."""
+    _check_discount("exploration_scale", discount)
+    smallest = _eigenvalues(precision)[0]
+    _check_positive("exploration_scale", precision, smallest)
+    return smallest / (len(precision) * (1 - discount))
+
+
+@checked
+def exploration_scale_from_factor(factor: Float[Array, "d d"], discount: Scalar) -> Float[Array, ""]:
+    """``exploration_scale`` of Σ = LLᵀ, without the digits that Σ itself would lose."""
+    _check_discount("exploration_scale_from_factor", discount)
+    return min_eigenvalue(factor) / (len(factor) * (1 - discount))
+
+
+@checked
+def min_eigenvalue(factor: Float[Array, "d d"]) -> Float[Array, ""]:
+    """λ_min(Σ) of Σ = LLᵀ."""
+    return _factor_eigenvalues(factor)[0]
+
+
+@checked
+def thompson_parameters(
+    z: Float[Array, "... d"], mean: Float[Array, "... d"], factor: Float[Array, "d d"], scale: Scalar
+) -> Float[Array, "... d"]:
+    """θ_TS = θ̂ + √σ L⁻ᵀ z (section 3.5): for z ~ N(0, I) a draw from N(θ̂, σ Σ⁻¹).
+
+    Keep z for an episode and call this again whenever θ̂, Σ or φ have moved: the draw moves with them instead of being redrawn.
+
+    Args:
+      z: standard normal, any leading axes (one row an environment, say).
+      mean: θ̂; one for all, or with the leading axes of z.
+      factor: L, from ``factor`` or ``factor_scatter``.
+      scale: σ, a variance.
+    """
+    shape = jnp.broadcast_shapes(mean.shape, z.shape)
+    noise = jnp.sqrt(scale) * _solve(factor, z, transpose=True)
+    return jnp.broadcast_to(mean, shape) + jnp.broadcast_to(noise, shape)
+
+
+@checked
+def thompson_sample(
+    key: RandomKey,
+    mean: Float[Array, " d"],
+    precision: Float[Array, "d d"],
+    scale: Scalar,
+    shape: tuple[int, ...] = (),
+) -> Float[Array, "... d"]:
+    """Draws of θ_TS ~ N(θ̂, σ Σ⁻¹), ``shape`` + (d,) of them."""
+    z = jax.random.normal(key, (*shape, len(mean)), mean.dtype)
+    return thompson_parameters(z, mean, factor(precision), scale)
+
+
+@checked
+def ucb_bonus(phi: Float[Array, "... d"], precision: Float[Array, "d d"], scale: Scalar) -> Float[Array, "..."]:
+    """√(σ φᵀΣ⁻¹φ), the standard deviation of φᵀθ_TS, to be added to φᵀθ̂."""
+    return ucb_bonus_from_factor(phi, factor(precision), scale)
+
+
+@checked
+def ucb_bonus_from_factor(phi: Float[Array, "... d"], factor: Float[Array, "d d"], scale: Scalar) -> Float[Array, "..."]:
+    """``ucb_bonus`` through a kept factor: √σ ‖L⁻¹φ‖."""
+    squared = jnp.sum(jnp.square(_solve(factor, phi, transpose=False)), axis=-1)
+    positive = squared > 0  # the root has no derivative at zero
+    return jnp.sqrt(scale) * jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1)), 0)
+
+
+@checked
+def max_uncertainty(feature_means: Float[Array, "P d"], precision: Float[Array, "d d"], scale: Scalar) -> Float[Array, ""]:
+    """U(σ) = max_π √σ ‖φ_π‖_{Σ⁻¹} (section 2.2) over P policies, given by their expected features φ_π = E_{d^π}[φ]."""
+    return jnp.max(ucb_bonus(feature_means, precision, scale))
+
+
+@checked
+def max_uncertainty_from_factor(feature_means: Float[Array, "P d"], factor: Float[Array, "d d"], scale: Scalar) -> Float[Array, ""]:
+    """``max_uncertainty`` through a kept factor."""
+    return jnp.max(ucb_bonus_from_factor(feature_means, factor, scale))
+
+
+@checked
+def bound_noise(noise: Float[Array, "... d"], bound: Scalar) -> Float[Array, "... d"]:
+    """ξ shortened to ‖ξ‖ ≤ bound where it is longer; the paper's bound on θ_TS − θ̂ is R_max / (1 − γ) (section 2.2)."""
+    norm = jnp.linalg.norm(noise, axis=-1, keepdims=True)
+    return noise * jnp.where(norm > bound, bound / jnp.where(norm > bound, norm, 1), 1)
+
+
+@checked
+def least_squares(phi: Float[Array, "N d"], targets: Float[Array, " N"], ridge: Scalar) -> Float[Array, " d"]:
+    """θ̂_LS = argmin_θ Σ_n (φ_nᵀθ − y_n)² + λ‖θ‖² = Σ⁻¹ Σ_n φ_n y_n (section 3.5; the paper's argmax there is an argmin).
+
+    For a replay in chunks, accumulate a ``Scatter`` of d + 1 columns, φ and the target beside it, and pass its factor to
+    ``regression_parameters``.
+    """
+    _check_ridge("least_squares", ridge)
+    rows = jnp.concatenate([phi, targets[:, None]], axis=1)
+    return regression_parameters(factor_scatter(add_scatter(init_scatter(rows.shape[1], rows.dtype), rows), ridge))
+
+
+@checked
+def regression_parameters(factor: Float[Array, "d_plus_1 d_plus_1"]) -> Float[Array, " d"]:
+    """θ̂_LS from the factor of a ``Scatter`` whose last column held the targets.
+
+    With [Φ y]ᵀ[Φ y] + λI = LLᵀ, the last row of L is (L_φ⁻¹Φᵀy, ·): one triangular solve gives θ̂.
+    """
+    return _solve(factor[:-1, :-1], factor[-1, :-1], transpose=True)
+
+
+class Scatter(NamedTuple):
+    """Σ_n w φ_n φ_nᵀ in two halves, high + low: two float32 hold 48 bits, so that a float64 sum survives where JAX has no float64.
+
+    Build it chunk by chunk, in a Python loop or as the carry of ``lax.scan``, over as many rows as there are:
+
+        scatter = init_scatter(d)
+        for phi in chunks:
+            scatter = add_scatter(scatter, phi)
+        L = factor_scatter(scatter, ridge)
+    """
+
+    high: Float[Array, "d d"]
+    low: Float[Array, "d d"]
+
+
+def init_scatter(d: int, dtype: DTypeLike | None = None) -> Scatter:
+    """No rows yet; ``dtype`` is that of the factor to come, JAX's default if not given."""
+    return Scatter(jnp.zeros((d, d), dtype), jnp.zeros((d, d), dtype))
+
+
+@checked
+def add_scatter(scatter: Scatter, phi: Float[Array, "N d"], weight: Scalar = 1.0) -> Scatter:
+    """Add N rows, each counted ``weight`` times (say replay size / sample size); rows of zeros, as padding, add nothing."""
+    if scatter.high.shape != (phi.shape[1],) * 2:
+        raise ValueError(
+            f"add_scatter: phi has {phi.shape[1]} columns but scatter is {scatter.high.shape}; start from "
+            f"init_scatter({phi.shape[1]})"
+        )
+    return _add_scatter(scatter, phi, weight)
+
+
+@checked
+def factor_scatter(scatter: Scatter, ridge: Scalar) -> Float[Array, "d d"]:
+    """The lower factor L of λI + scatter; λ_min(LLᵀ) is right to 1% at condition numbers of 1e7."""
+    _check_ridge("factor_scatter", ridge)
+    result = _factor_scatter(scatter, ridge)
+    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+        bad = int(jnp.sum(~jnp.isfinite(scatter.high)))
+        raise ValueError(
+            f"factor_scatter: ridge {float(ridge):.3g} plus the scatter of the rows has no factor; {bad} of {scatter.high.size} "
+            "entries are not finite. Look for NaN or infinity in the features, or raise the ridge"
+        )
+    return result
+
+
+@in_float64
+def _precision(phi: Array, ridge: Scalar) -> Array:
+    return ridge * jnp.eye(phi.shape[1], dtype=phi.dtype) + jnp.matmul(phi.T, phi, precision=EXACT)
+
+
+@in_float64
+def _cholesky(matrix: Array) -> Array:
+    return jnp.linalg.cholesky(matrix, symmetrize_input=True)
+
+
+@in_float64
+def _eigenvalues(matrix: Array) -> Array:
+    return jnp.linalg.eigvalsh(matrix, symmetrize_input=True)
+
+
+@in_float64
+def _factor_eigenvalues(factor: Array) -> Array:
+    return jnp.linalg.eigvalsh(jnp.matmul(factor, factor.T, precision=EXACT), symmetrize_input=True)
+
+
+@in_float64
+def _factor_scatter(scatter: Scatter, ridge: Scalar) -> Array:
+    matrix = scatter.high + scatter.low
+    return jnp.linalg.cholesky(matrix + ridge * jnp.eye(len(matrix), dtype=matrix.dtype), symmetrize_input=True)
+
+
+def _add_scatter(scatter: Scatter, phi: Array, weight: Scalar) -> Scatter:
+    with jax.enable_x64(True):
+        high, low, phi, weight = (jax.lax.convert_element_type(x, jnp.float64) for x in (*scatter, phi, weight))
+        total = high + low + weight * jnp.matmul(phi.T, phi, precision=EXACT)
+        # Not a cast to float32 and back, which the compiler may take for a detour and leave out.
+        info = jnp.finfo(scatter.high.dtype)
+        high = jax.lax.reduce_precision(total, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+        return Scatter(*(jax.lax.convert_element_type(x, scatter.high.dtype) for x in (high, total - high)))
+
+
+def _solve(factor: Array, x: Array, *, transpose: bool) -> Array:
+    """L⁻¹x, or L⁻ᵀx, along the last axis of x."""
+    columns = x.reshape(-1, x.shape[-1]).T
+    return jax.scipy.linalg.solve_triangular(factor, columns, lower=True, trans=int(transpose)).T.reshape(x.shape)
+
+
+def _check_ridge(function: str, ridge: Array | float) -> None:
+    if is_concrete(ridge) and not ridge > 0:
+        raise ValueError(f"{function}: ridge must be positive, got {float(ridge)}; the paper uses 0.1")
+
+
+def _check_discount(function: str, discount: Array | float) -> None:
+    if is_concrete(discount) and not 0 <= discount < 1:
+        raise ValueError(f"{function}: discount must lie in [0, 1), got {float(discount)}; the scale divides by 1 − discount")
+
+
+def _check_positive(function: str, precision: Array, smallest: Array) -> None:
+    if is_concrete(smallest) and not smallest > 0:
+        raise ValueError(
+            f"{function}: precision {precision.shape}, {precision.dtype}, is not positive definite: its smallest eigenvalue is "
+            f"{float(smallest):.3g}. Raise the ridge, look for NaN in the features, or build the factor from chunks (Scatter), "
+            "which loses no small eigenvalue to float32"
+        )
