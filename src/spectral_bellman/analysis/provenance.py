@@ -1,0 +1,64 @@
+"""How a result can be had again: the command, the commit, the versions and the hardware it came from."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("spectral_bellman", "jax", "jaxlib", "equinox", "optax", "numpy", "scipy")
+
+
+def provenance() -> dict[str, Any]:
+    """The facts that a result is stored with; values that cannot be known here are null."""
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": [device.device_kind for device in jax.devices()],
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write readable JSON, whole or not at all."""
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package is imported from, with a plus if files differ from it."""
+    source = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

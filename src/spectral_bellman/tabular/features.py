@@ -1,0 +1,160 @@
+"""Features of finite MDPs: the outer loop of the method, where TQ moves with the features, and what to compare it with."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spectral_bellman.tabular.ibe import value_bound
+from spectral_bellman.tabular.mdp import MDP, FloatArray, bellman_backup, generator, optimal_q
+from spectral_bellman.tabular.power import power_method
+
+
+def spectral_features(
+    mdp: MDP,
+    rank: int,
+    *,
+    iterations: int = 30,
+    sweeps: int = 50,
+    samples: int | None = None,
+    bound: float | None = None,
+    seed: int = 0,
+) -> tuple[FloatArray, FloatArray]:
+    """Features closed under T, found by Algorithm 1 on a TQ that is recomputed as the features move.
+
+    It starts from no features at all, where the only backup is T0 = r, and each round samples functions φᵀθ that fill
+    [−D, D], backs them up, and takes the leading singular directions of the result. Without truncation the spans grow from
+    round to round, since T0 = r is among the backups, up to the smallest closed space that contains the reward. With too small a
+    rank they wander, and the round with the smallest error is kept.
+
+    Args:
+      mdp: the MDP.
+      rank: d.
+      iterations: rounds, at most; it stops when a round leaves no error.
+      sweeps: of the power method in each round.
+      samples: of θ in each round; max(4 · rank, 128) if not given.
+      bound: D, max|r| / (1 − γ) if not given.
+      seed: of the samples.
+
+    Returns:
+      Features (S, A, rank), the largest of norm one (columns that were not needed are zero), and for each round up to the one kept
+      the largest |TQ_θ − projection onto the span| over fresh samples of θ: the last is what the features could not remove.
+    """
+    limit = min(mdp.reward.size, 1 + mdp.num_states)
+    if not 1 <= rank <= mdp.reward.size:
+        raise ValueError(f"rank must lie in [1, {mdp.reward.size}], the number of state-action pairs, got {rank}")
+    bound = value_bound(mdp) if bound is None else bound
+    samples = max(4 * rank, 128) if samples is None else samples
+    if samples < rank:
+        raise ValueError(f"samples must be at least the rank {rank}, got {samples}")
+    rng = np.random.default_rng(seed)
+    features = np.zeros((mdp.reward.size, rank))
+    scale = float(np.abs(mdp.reward).max())
+    errors: list[float] = []
+    best = features
+    for _ in range(iterations):
+        backups = _backups(mdp, _sample_functions(rng, features, samples, bound))
+        # TQ lies in the span of r and P, so a rank above 1 + S has nothing more to find.
+        found, _, values = power_method(backups, min(rank, limit), sweeps, seed=int(rng.integers(2**31)))
+        features = np.zeros_like(features)
+        features[:, : found.shape[1]] = found * (values > 1e-12 * values[0])
+        fresh = _backups(mdp, _sample_functions(rng, features, samples, bound))
+        basis = _basis(features)
+        errors.append(float(np.abs(fresh - basis @ (basis.T @ fresh)).max()))
+        if errors[-1] == min(errors):
+            best = features
+        if errors[-1] <= 1e-12 * max(bound, scale):
+            break
+    largest = np.sqrt((best**2).sum(axis=1).max())
+    kept = np.array(errors[: int(np.argmin(errors)) + 1])
+    return (best / (largest or 1.0)).reshape(*mdp.reward.shape, rank), kept
+
+
+class Round(NamedTuple):
+    """One round of Algorithm 2."""
+
+    features: FloatArray
+    """φ_t, shape (S, A, d)."""
+    parameters: FloatArray
+    """θ̂_t, shape (d,), the mean of ν_t."""
+    samples: FloatArray
+    """θ ~ ν_t, shape (M, d)."""
+    value_error: float
+    """‖φ_tᵀθ̂_t − Q*‖_∞."""
+
+
+def spectral_q_iteration(
+    mdp: MDP,
+    rank: int,
+    rounds: int,
+    *,
+    variance: float = 1e-2,
+    samples: int = 64,
+    sweeps: int = 20,
+    seed: int = 0,
+) -> list[Round]:
+    """Algorithm 2 with exact expectations: a backup of Q in the span, ν = N(θ̂, σ_rep² I), Algorithm 1 on TQ_θ for θ ~ ν.
+
+    Features are scaled to norm at most one, and turned so that each round's axes follow those of the round before.
+    """
+    rng = np.random.default_rng(seed)
+    optimal = optimal_q(mdp)
+    phi = rng.normal(size=(mdp.reward.size, rank))
+    phi /= np.sqrt((phi**2).sum(axis=1).max())
+    theta = np.zeros(rank)
+    history = []
+    for _ in range(rounds):
+        q = phi @ theta
+        theta = _project(phi, bellman_backup(mdp, q.reshape(mdp.reward.shape)).ravel())
+        drawn = theta + np.sqrt(variance) * rng.normal(size=(samples, rank))
+        error = float(np.abs((phi @ theta).reshape(mdp.reward.shape) - optimal).max())
+        history.append(Round(phi.reshape(*mdp.reward.shape, rank), theta, drawn, error))
+        found, _, _ = power_method(_backups(mdp, phi @ drawn.T), rank, sweeps, seed=int(rng.integers(2**31)))
+        found /= np.sqrt((found**2).sum(axis=1).max())
+        left, _, right = np.linalg.svd(found.T @ phi)
+        next_phi = found @ left @ right
+        theta = _project(next_phi, phi @ theta)
+        phi = next_phi
+    return history
+
+
+def random_features(key: Any, mdp: MDP, rank: int) -> FloatArray:
+    """Gaussian features, (S, A, rank), of norm at most one."""
+    features = generator(key).normal(size=(*mdp.reward.shape, rank))
+    return features / np.sqrt((features**2).sum(axis=-1).max())
+
+
+def laplacian_features(mdp: MDP, rank: int) -> FloatArray:
+    """Proto-value functions: the smoothest eigenvectors of the graph Laplacian over (s, a) under the uniform policy."""
+    size = mdp.reward.size
+    if not 1 <= rank <= size:
+        raise ValueError(f"rank must lie in [1, {size}], the number of state-action pairs, got {rank}")
+    step = np.repeat(mdp.transition.reshape(size, -1), mdp.num_actions, axis=1) / mdp.num_actions
+    adjacency = (step + step.T) / 2
+    degree = np.sqrt(adjacency.sum(axis=1))
+    _, vectors = np.linalg.eigh(adjacency / degree[:, None] / degree)
+    features = vectors[:, ::-1][:, :rank]
+    return (features / np.sqrt((features**2).sum(axis=1).max())).reshape(*mdp.reward.shape, rank)
+
+
+def _sample_functions(rng: np.random.Generator, features: FloatArray, samples: int, bound: float) -> FloatArray:
+    """Random functions of the span, (S·A, samples), with maxima uniform in [0, D]; the first is zero."""
+    basis = _basis(features)
+    functions = basis @ rng.normal(size=(basis.shape[1], samples))
+    largest = np.abs(functions).max(axis=0)
+    heights = bound * rng.uniform(size=samples)
+    heights[0] = 0
+    return functions * (heights / np.where(largest > 0, largest, 1))
+
+
+def _basis(features: FloatArray) -> FloatArray:
+    left, values, _ = np.linalg.svd(features, full_matrices=False)
+    return left[:, values > 1e-10 * values[0]]
+
+
+def _backups(mdp: MDP, functions: FloatArray) -> FloatArray:
+    value = functions.reshape(*mdp.reward.shape, -1).max(axis=1)
+    return mdp.reward.reshape(-1, 1) + mdp.discount * (mdp.transition.reshape(-1, mdp.num_states) @ value)
+
+
+def _project(features: FloatArray, function: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.lstsq(features, function, rcond=None)[0])

@@ -1,0 +1,150 @@
+"""The exact case from end to end, as one command: what Algorithm 1 finds, and what its features are closed under."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from spectral_bellman.analysis.provenance import provenance, write_json
+from spectral_bellman.tabular import figures
+from spectral_bellman.tabular.features import (
+    laplacian_features,
+    random_features,
+    spectral_features,
+    spectral_q_iteration,
+)
+from spectral_bellman.tabular.ibe import inherent_bellman_error, value_bound
+from spectral_bellman.tabular.mdp import MDP, aggregated_mdp, bellman_backup, chain_mdp, random_mdp
+from spectral_bellman.tabular.power import power_method
+
+AGGREGATED = "state aggregation"
+GENERIC = "generic MDP"
+RANKS = {AGGREGATED: (1, 2, 3, 4, 5, 6, 8, 10), GENERIC: (1, 4, 8, 12, 16, 20, 21, 24)}
+DISCOUNT = 0.9
+
+
+@dataclass(frozen=True)
+class TabularStudy:
+    """Show the method where it is exact: singular values, convergence, and the inherent Bellman error of its features."""
+
+    out: Path = Path("out/tabular")
+    """Folder for the figure and the numbers."""
+    seeds: int = 3
+    """MDPs drawn for each line of the table, seeds 0, 1, …"""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+
+
+def run(study: TabularStudy, console: Console) -> Path:
+    """Compute, print the tables, write ``tabular.png`` and ``summary.json``; returns the path of the figure."""
+    study.out.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    errors: dict[str, dict[str, np.ndarray]] = {}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("inherent Bellman errors", total=study.seeds * sum(map(len, RANKS.values())))
+        for name, ranks in RANKS.items():
+            rows = []
+            for seed in range(study.seeds):
+                mdp = _draw(name, seed)
+                for rank in ranks:
+                    rows.append(_errors(mdp, rank, seed))
+                    progress.advance(task)
+            errors[name] = {kind: np.array([row[kind] for row in rows]).reshape(study.seeds, len(ranks)) for kind in rows[0]}
+    backups = _backup_matrix(_draw(GENERIC, 0))
+    figure = _draw_figure(backups, errors)
+    path = study.out / "tabular.png"
+    figure.savefig(path, dpi=130)
+    write_json(
+        study.out / "summary.json",
+        {
+            "provenance": provenance(),
+            "config": {**asdict(study), "out": str(study.out)},
+            "seconds": round(time.perf_counter() - started, 1),
+            "inherent_bellman_error_over_bound": {
+                name: {"ranks": RANKS[name], **{kind: values.tolist() for kind, values in by_kind.items()}}
+                for name, by_kind in errors.items()
+            },
+        },
+    )
+    console.print(_power_table(backups))
+    for name, ranks in RANKS.items():
+        console.print(_error_table(name, ranks, errors[name]))
+    console.print(f"Figure: [bold]{path}[/bold]   numbers: {study.out / 'summary.json'}")
+    return path
+
+
+def _draw(name: str, seed: int) -> MDP:
+    if name == AGGREGATED:
+        return aggregated_mdp(seed, groups=5, distractors=6, actions=3, discount=DISCOUNT)[0]
+    return random_mdp(seed, states=20, actions=3, discount=DISCOUNT, branching=4)
+
+
+def _backup_matrix(mdp: MDP, columns: int = 40) -> np.ndarray:
+    """TQ of random Q's, a column each."""
+    rng = np.random.default_rng(0)
+    return np.stack([bellman_backup(mdp, rng.normal(size=mdp.reward.shape)).ravel() for _ in range(columns)], axis=1)
+
+
+def _errors(mdp: MDP, rank: int, seed: int) -> dict[str, float]:
+    features = {
+        "spectral": spectral_features(mdp, rank, seed=seed)[0],
+        "Laplacian": laplacian_features(mdp, rank),
+        "random": random_features(seed, mdp, rank),
+    }
+    return {kind: inherent_bellman_error(mdp, phi, starts=4) / value_bound(mdp) for kind, phi in features.items()}
+
+
+def _power_table(matrix: np.ndarray) -> Table:
+    table = Table(title="Algorithm 1: singular values √(λᵢ μᵢ) of TQ, 60 × 40", title_justify="left")
+    true = np.linalg.svd(matrix, compute_uv=False)[:4]
+    table.add_column("sweeps", justify="right")
+    for i in range(4):
+        table.add_column(f"σ{i + 1}", justify="right")
+    table.add_column("largest relative error", justify="right")
+    for sweeps in (1, 4, 16, 64):
+        values = power_method(matrix, 4, sweeps)[2]
+        worst = float(np.abs(values / true - 1).max())
+        table.add_row(str(sweeps), *(f"{v:.4f}" for v in values), f"{worst:.1e}")
+    table.add_row("SVD", *(f"{v:.4f}" for v in true), "", style="bold")
+    return table
+
+
+def _error_table(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> Table:
+    seeds = len(next(iter(errors.values())))
+    title = f"Inherent Bellman error / D, {name}: median of {seeds} (largest)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("rank", justify="right")
+    for kind in errors:
+        table.add_column(kind, justify="right")
+    for i, rank in enumerate(ranks):
+        table.add_row(str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values()))
+    return table
+
+
+def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> Figure:
+    figure = Figure(figsize=(13, 7.5), layout="constrained")
+    axes: Any = figure.subplots(2, 3)
+    figures.plot_singular_values(axes[0, 0], backups, rank=4, iterations=40)
+    figures.plot_subspace_error(axes[0, 1], backups, rank=4, iterations=40)
+    variance = 0.1
+    rounds = spectral_q_iteration(chain_mdp(8, DISCOUNT), rank=2, rounds=25, variance=variance)
+    figures.plot_parameter_distribution(axes[0, 2], rounds, variance)
+    mdp = _draw(AGGREGATED, 0)
+    by_round = {
+        rank: [inherent_bellman_error(mdp, spectral_features(mdp, rank, iterations=k)[0], starts=4) for k in range(1, 6)]
+        for rank in (2, 4, 6)
+    }
+    figures.plot_error_over_rounds(axes[1, 0], by_round, value_bound(mdp))
+    for panel, (name, by_kind) in zip(axes[1, 1:], errors.items(), strict=True):
+        figures.plot_error_by_rank(panel, RANKS[name], by_kind, f"IBE by rank: {name}")
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure
