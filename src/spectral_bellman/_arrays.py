@@ -23,16 +23,13 @@ Scalar = float | Float[Array, ""]
 RandomKey = Key[Array, ""] | UInt32[Array, "2"]
 """A key of ``jax.random.key``, or an old one of ``jax.random.PRNGKey``."""
 
-EXACT = jax.lax.Precision.HIGHEST
-"""Matrix products in full float32: the default of recent GPUs keeps 10 bits of mantissa."""
-
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check array arguments against their annotations and give them one floating dtype.
 
     ``Float[Array, "B d"]`` asks for rank 2, and for the same ``B`` and ``d`` wherever they are named; ``T_plus_1`` is one more than
     ``T``, and ``...`` any leading axes. Anything ``jnp.asarray`` takes is accepted; integers become floats where floats are
-    expected. The common dtype is float64 if any argument is (and x64 is on), else the widest there is.
+    expected. The common dtype is the widest among arrays that are no scalars, and float32 at least.
     """
     signature = inspect.signature(function)
     kinds = {name: kind for name, p in signature.parameters.items() if (kind := _kind(p.annotation)) is not None}
@@ -48,7 +45,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 arrays[name] = _as_array(function.__name__, name, kind, value)
         _check_shapes(function.__name__, {name: kinds[name][0] for name in arrays}, arrays)
         floating = {name: x for name, x in arrays.items() if kinds[name][1]}
-        dtype = _common_dtype([x for name, x in floating.items() if kinds[name][0] != ""] or list(floating.values()))
+        dtype = _common_dtype([x for name, x in floating.items() if kinds[name][0] != ""])
         bound.arguments.update(arrays)
         bound.arguments.update({name: x.astype(dtype) for name, x in floating.items()})
         return function(*bound.args, **bound.kwargs)
@@ -56,30 +53,45 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+def product(a: Array, b: Array) -> Array:
+    """a @ b of two matrices in full precision, where the default of recent GPUs keeps 10 bits of float32.
+
+    Unlike ``jnp.matmul`` it names no dtype, which JAX would check again when ``vmap`` meets a loop, by then in float32 mode.
+    """
+    return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
+
+
 def is_concrete(*values: Any) -> bool:
     """Whether the values are known now, so that a wrong one can be refused; inside ``jit`` they are not."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 
-def in_float64(function: Callable[P, R]) -> Callable[P, R]:
-    """Compute in float64 whatever the mode of JAX, and give the result in the dtype of the first array.
+def in_float64(function: Callable[..., R]) -> Callable[..., R]:
+    """Compute in float64 whatever the mode of JAX, and give the result in the dtype of the first argument.
 
-    Works under ``jit``, ``vmap`` and ``grad`` of code that is float32 throughout.
+    For positional arguments that are floating arrays, or trees of them. Works under ``jit``, ``vmap`` and ``grad`` of code that is
+    float32 throughout, loops included. There JAX differentiates long after this function has returned, so it is given a backward
+    pass that turns float64 on again (and no forward mode). Inside, multiply matrices with ``product``, for the like reason.
     """
 
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        dtype = next(x.dtype for x in jax.tree.leaves((args, kwargs)) if _is_floating(x))
-
-        def cast(tree: Any, to: Any) -> Any:
-            return jax.tree.map(lambda x: jax.lax.convert_element_type(x, to) if _is_floating(x) else x, tree)
-
+    def forward(*args: Any) -> Any:
+        dtype = jax.tree.leaves(args)[0].dtype
         with jax.enable_x64(True):
-            args, kwargs = cast((args, kwargs), jnp.float64)
-            result: R = cast(function(*args, **kwargs), dtype)
-            return result
+            return _cast(function(*_cast(args, jnp.float64)), dtype)
 
-    return wrapper
+    def backward(args: Any, cotangent: Any) -> Any:
+        with jax.enable_x64(True):
+            _, pull_back = jax.vjp(function, *_cast(args, jnp.float64))
+            wide = pull_back(_cast(cotangent, jnp.float64))
+            return jax.tree.map(lambda x, like: jax.lax.convert_element_type(x, like.dtype), wide, args)
+
+    wrapped = jax.custom_vjp(forward)
+    wrapped.defvjp(lambda *args: (forward(*args), args), backward)
+    return functools.wraps(function)(lambda *args: wrapped(*args))
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, dtype), tree)
 
 
 def _is_floating(value: Any) -> bool:

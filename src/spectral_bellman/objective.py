@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 from jaxtyping import Array, Bool, Float
 
-from spectral_bellman._arrays import EXACT, RandomKey, Scalar, checked, in_float64, is_concrete
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, product
 
 
 @checked
@@ -39,8 +40,8 @@ def spectral_loss(
     """
     targets, feature_cov, param_cov = jax.lax.stop_gradient((targets, feature_cov, param_cov))
     batch, samples = targets.shape
-    backup_phi = jnp.matmul(targets, jax.lax.stop_gradient(theta_tilde), precision=EXACT) / samples
-    backup_theta = jnp.matmul(targets.T, jax.lax.stop_gradient(phi), precision=EXACT) / batch
+    backup_phi = product(targets, jax.lax.stop_gradient(theta_tilde)) / samples
+    backup_theta = product(targets.T, jax.lax.stop_gradient(phi)) / batch
     loss_phi = _mean_quadratic(phi, param_cov) - 2 * jnp.sum(phi * backup_phi) / batch
     loss_theta = _mean_quadratic(theta_tilde, feature_cov) - 2 * jnp.sum(theta_tilde * backup_theta) / samples
     return loss_phi + loss_theta
@@ -49,7 +50,7 @@ def spectral_loss(
 @checked
 def bellman_mse(phi: Float[Array, "B d"], theta_tilde: Float[Array, "M d"], targets: Float[Array, "B M"]) -> Float[Array, ""]:
     """The naive objective (section 3.1): E[(φᵀθ̃(θ) − TQ_θ)²] over the whole grid, without gradient through the targets."""
-    residual = jnp.matmul(phi, theta_tilde.T, precision=EXACT) - jax.lax.stop_gradient(targets)
+    residual = product(phi, theta_tilde.T) - jax.lax.stop_gradient(targets)
     return jnp.mean(jnp.square(residual))
 
 
@@ -70,8 +71,8 @@ def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | No
     off_diagonal = 1 - jnp.eye(d, dtype=x.dtype)
     weights = off_diagonal if weights is None else weights * off_diagonal
     squared = jnp.square(x)
-    same_sample = jnp.matmul(squared.T, squared, precision=EXACT)
-    moment = jnp.matmul(x.T, x, precision=EXACT)
+    same_sample = product(squared.T, squared)
+    moment = product(x.T, x)
     return jnp.sum(weights * (jnp.square(moment) - same_sample)) / (samples * (samples - 1))
 
 
@@ -80,7 +81,7 @@ def update_covariance(cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: S
     """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N, α being the weight of the new batch."""
     if is_concrete(alpha) and not 0 <= alpha <= 1:
         raise ValueError(f"update_covariance: alpha must lie in [0, 1], got {float(alpha)}; it weighs the new batch")
-    return (1 - alpha) * cov + alpha * jnp.matmul(x.T, x, precision=EXACT) / len(x)
+    return (1 - alpha) * cov + alpha * product(x.T, x) / len(x)
 
 
 class Covariances(NamedTuple):
@@ -187,7 +188,8 @@ def solve_parameters(
 @in_float64
 def _solve_parameters(phi: Array, targets: Array, feature_cov: Array, ridge: Scalar) -> Array:
     system = feature_cov + ridge * jnp.eye(len(feature_cov), dtype=phi.dtype)
-    return jnp.linalg.solve(system, jnp.matmul(phi.T, targets, precision=EXACT) / len(phi)).T
+    factor = jnp.linalg.cholesky(system)
+    return jax.scipy.linalg.cho_solve((factor, True), product(phi.T, targets) / len(phi)).T
 
 
 @checked
@@ -202,18 +204,18 @@ def descend_parameters(
 
     A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / tr Λ1, which never overshoots since tr Λ1 bounds the largest eigenvalue.
     """
-    moment = jnp.matmul(targets.T, phi, precision=EXACT) / len(phi)
+    moment = product(targets.T, phi) / len(phi)
     trace = jnp.trace(feature_cov)
     step_size = jnp.where(trace > 0, 1 / jnp.where(trace > 0, trace, 1), 0)
 
-    def step(_: int, theta_tilde: Array) -> Array:
-        return theta_tilde - step_size * (jnp.matmul(theta_tilde, feature_cov, precision=EXACT) - moment)
+    def step(_: Array, theta_tilde: Array) -> Array:
+        return theta_tilde - step_size * (product(theta_tilde, feature_cov) - moment)
 
     return jax.lax.fori_loop(0, steps, step, theta)
 
 
 def _mean_quadratic(x: Array, cov: Array) -> Array:
-    return jnp.sum(x * jnp.matmul(x, cov, precision=EXACT)) / len(x)
+    return jnp.sum(x * product(x, cov)) / len(x)
 
 
 def _weighted_orthogonality(x: Array, weight: Scalar | Array) -> Array:

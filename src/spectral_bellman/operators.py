@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from spectral_bellman._arrays import EXACT, Scalar, checked, is_concrete
+from spectral_bellman._arrays import Scalar, checked, is_concrete, product
 
 
 @checked
@@ -208,4 +208,4 @@ def retrace_targets(
 
 def _q_grid(phi: Array, theta: Array) -> Array:
     """Q_θ(s_t, ·) of shape (M, T, A)."""
-    return jnp.einsum("tad,md->mta", phi, theta, precision=EXACT)
+    return product(theta, phi.reshape(-1, phi.shape[-1]).T).reshape(len(theta), *phi.shape[:-1])

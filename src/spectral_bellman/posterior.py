@@ -14,7 +14,7 @@ import jax.scipy.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spectral_bellman._arrays import EXACT, RandomKey, Scalar, checked, in_float64, is_concrete
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, product
 
 
 @checked
@@ -196,7 +196,7 @@ def factor_scatter(scatter: Scatter, ridge: Scalar) -> Float[Array, "d d"]:
 
 @in_float64
 def _precision(phi: Array, ridge: Scalar) -> Array:
-    return ridge * jnp.eye(phi.shape[1], dtype=phi.dtype) + jnp.matmul(phi.T, phi, precision=EXACT)
+    return ridge * jnp.eye(phi.shape[1], dtype=phi.dtype) + product(phi.T, phi)
 
 
 @in_float64
@@ -211,7 +211,7 @@ def _eigenvalues(matrix: Array) -> Array:
 
 @in_float64
 def _factor_eigenvalues(factor: Array) -> Array:
-    return jnp.linalg.eigvalsh(jnp.matmul(factor, factor.T, precision=EXACT), symmetrize_input=True)
+    return jnp.linalg.eigvalsh(product(factor, factor.T), symmetrize_input=True)
 
 
 @in_float64
@@ -223,7 +223,7 @@ def _factor_scatter(scatter: Scatter, ridge: Scalar) -> Array:
 def _add_scatter(scatter: Scatter, phi: Array, weight: Scalar) -> Scatter:
     with jax.enable_x64(True):
         high, low, phi, weight = (jax.lax.convert_element_type(x, jnp.float64) for x in (*scatter, phi, weight))
-        total = high + low + weight * jnp.matmul(phi.T, phi, precision=EXACT)
+        total = high + low + weight * product(phi.T, phi)
         # Not a cast to float32 and back, which the compiler may take for a detour and leave out.
         info = jnp.finfo(scatter.high.dtype)
         high = jax.lax.reduce_precision(total, exponent_bits=info.nexp, mantissa_bits=info.nmant)

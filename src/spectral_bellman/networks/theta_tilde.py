@@ -9,14 +9,20 @@ from spectral_bellman._arrays import RandomKey
 
 
 class ResidualParameters(eqx.Module):
-    """θ̃(θ) = θ + Δ(θ) (appendix E.2), Δ an MLP d → 2d → 2d → d; its last layer starts at zero, so θ̃ starts as the identity."""
+    """θ̃(θ) = θ + Δ(θ) (appendix E.2), Δ an MLP d → 2d → 2d → d; its last layer starts at zero, so θ̃ starts as the identity.
 
-    delta: eqx.nn.MLP
+    Its leaves are arrays only: ``jax.grad``, ``jax.jit`` and optax take it as it is.
+    """
+
+    layers: tuple[eqx.nn.Linear, eqx.nn.Linear, eqx.nn.Linear]
 
     def __init__(self, d: int, key: RandomKey) -> None:
-        mlp = eqx.nn.MLP(d, d, width_size=2 * d, depth=2, activation=jax.nn.relu, key=key)
-        self.delta = eqx.tree_at(lambda m: (m.layers[-1].weight, m.layers[-1].bias), mlp, replace_fn=jnp.zeros_like)
+        keys = jax.random.split(key, 3)
+        last = eqx.nn.Linear(2 * d, d, key=keys[2])
+        last = eqx.tree_at(lambda layer: (layer.weight, layer.bias), last, replace_fn=jnp.zeros_like)
+        self.layers = (eqx.nn.Linear(d, 2 * d, key=keys[0]), eqx.nn.Linear(2 * d, 2 * d, key=keys[1]), last)
 
     def __call__(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
         """One θ; ``jax.vmap`` for many."""
-        return theta + self.delta(theta)
+        first, second, last = self.layers
+        return theta + last(jax.nn.relu(second(jax.nn.relu(first(theta)))))

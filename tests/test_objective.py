@@ -1,0 +1,185 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spectral_bellman import objective
+from spectral_bellman.networks import ResidualParameters
+
+B, M, D = 6, 5, 4
+
+
+def grid(seed: int, dtype: str = "float32", shape: tuple[int, int, int] = (B, M, D)) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    batch, samples, d = shape
+    return tuple(jnp.asarray(rng.normal(size=s), dtype) for s in ((batch, d), (samples, d), (batch, samples)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), batch=st.integers(1, 9), samples=st.integers(1, 9), d=st.integers(1, 6))
+def test_in_batch_covariances_give_the_gradient_of_bellman_mse(seed: int, batch: int, samples: int, d: int) -> None:
+    with jax.enable_x64(True):
+        phi, theta_tilde, targets = grid(seed, "float64", (batch, samples, d))
+        covariances = objective.init_covariances(d)
+
+        def loss(phi: jax.Array, theta_tilde: jax.Array, mse: bool) -> jax.Array:
+            return objective.representation_loss(phi, theta_tilde, targets, covariances, mse=mse)[0]
+
+        spectral, mse = (jax.grad(loss, (0, 1))(phi, theta_tilde, mse) for mse in (False, True))
+        for ours, theirs in zip(spectral, mse, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13 * max(1.0, float(jnp.abs(theirs).max())))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), alpha=st.floats(0, 1))
+def test_no_gradient_through_targets_and_covariances(seed: int, alpha: float) -> None:
+    phi, theta_tilde, targets = grid(seed)
+
+    def loss(targets: jax.Array, feature: jax.Array, parameter: jax.Array, mse: bool) -> jax.Array:
+        state = objective.Covariances(feature, parameter, jnp.ones((), bool))
+        return objective.representation_loss(phi, theta_tilde, targets, state, alpha=alpha, mse=mse)[0]
+
+    for mse in (False, True):
+        for gradient in jax.grad(loss, (0, 1, 2))(targets, jnp.eye(D), jnp.eye(D), mse):
+            np.testing.assert_array_equal(gradient, 0)
+
+
+def test_covariances_start_from_the_first_batch_and_then_average() -> None:
+    phi, theta_tilde, targets = grid(0)
+    state = objective.init_covariances(D)
+    _, (state, _) = objective.representation_loss(phi, theta_tilde, targets, state, alpha=0.1)
+    np.testing.assert_allclose(state.feature, phi.T @ phi / B, rtol=1e-5)
+    np.testing.assert_allclose(state.parameter, theta_tilde.T @ theta_tilde / M, rtol=1e-5)
+    _, (later, _) = objective.representation_loss(2 * phi, theta_tilde, targets, state, alpha=0.1)
+    np.testing.assert_allclose(later.feature, (0.9 + 0.1 * 4) * phi.T @ phi / B, rtol=1e-5)
+    np.testing.assert_allclose(later.parameter, state.parameter, rtol=1e-5)
+
+
+def test_covariances_are_updated_before_use() -> None:
+    """With α = 0.5 after one batch, the loss uses the average of both batches."""
+    phi, theta_tilde, targets = grid(0)
+    old = objective.Covariances(jnp.eye(D), jnp.eye(D), jnp.ones((), bool))
+    loss, (new, terms) = objective.representation_loss(phi, theta_tilde, targets, old, alpha=0.5)
+    np.testing.assert_allclose(new.feature, (jnp.eye(D) + phi.T @ phi / B) / 2, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loss, objective.spectral_loss(phi, theta_tilde, targets, new.feature, new.parameter), rtol=1e-6)
+    assert loss == terms["spectral"]
+
+
+def test_orthogonality_weights_are_separate_and_may_be_one_for_each_pair() -> None:
+    phi, theta_tilde, targets = grid(0)
+    state = objective.init_covariances(D)
+
+    def loss(**weights: object) -> float:
+        return float(objective.representation_loss(phi, theta_tilde, targets, state, **weights)[0])
+
+    plain = loss()
+    on_phi, on_theta = objective.orthogonality_loss(phi), objective.orthogonality_loss(theta_tilde)
+    np.testing.assert_allclose(loss(feature_orthogonality=2.0) - plain, 2 * on_phi, rtol=1e-4)
+    np.testing.assert_allclose(loss(param_orthogonality=0.5) - plain, 0.5 * on_theta, rtol=1e-4)
+    np.testing.assert_allclose(loss(feature_orthogonality=jnp.full((D, D), 2.0)) - plain, 2 * on_phi, rtol=1e-4)
+    one_pair = jnp.zeros((D, D)).at[0, 1].set(1.0)
+    both = objective.orthogonality_loss(phi, one_pair), objective.orthogonality_loss(phi, jnp.zeros((D, D)).at[1, 0].set(1.0))
+    assert both[0] == both[1] != 0
+    np.testing.assert_array_equal(objective.orthogonality_loss(phi, jnp.diag(jnp.arange(4.0))), 0)
+
+
+def test_orthogonality_is_zero_in_expectation_for_independent_features() -> None:
+    """The mean over many batches of 8 has a standard error of about 0.006; the biased estimate would be d(d−1)/8 = 1.5."""
+    x = jax.random.normal(jax.random.key(0), (20_000, 8, D))
+    assert abs(jnp.mean(jax.vmap(objective.orthogonality_loss)(x))) < 0.03
+
+
+def test_proposition_2_the_minimiser_of_l1_is_the_power_step(dtype: str) -> None:
+    """With φ free, the gradient in φ vanishes exactly at Λ2 φ = E_ν[TQ θ̃], and the loss is larger elsewhere; likewise θ̃ in L2."""
+    phi, theta_tilde, targets = grid(3, dtype)
+    feature_cov, param_cov = phi.T @ phi / B, theta_tilde.T @ theta_tilde / M
+    best_phi = jnp.linalg.solve(param_cov, (targets @ theta_tilde / M).T).T
+    best_theta = objective.solve_parameters(phi, targets, feature_cov, ridge=0.0)
+
+    def l1(x: jax.Array) -> jax.Array:
+        return objective.spectral_loss(x, theta_tilde, targets, feature_cov, param_cov)
+
+    def l2(x: jax.Array) -> jax.Array:
+        return objective.spectral_loss(phi, x, targets, feature_cov, param_cov)
+
+    for loss, best in ((l1, best_phi), (l2, best_theta)):
+        # Cancellation at the minimum: the gradient is a difference of terms of order 10.
+        np.testing.assert_allclose(jax.grad(loss)(best), 0, atol=1e3 * float(jnp.finfo(dtype).eps))
+        noise = jax.random.normal(jax.random.key(1), best.shape, dtype)
+        assert loss(best + 0.1 * noise) > loss(best)
+
+
+def test_explicit_parameters_reset_and_descend_to_the_solution() -> None:
+    phi, theta, targets = grid(2, shape=(64, M, D))
+    cov = phi.T @ phi / 64
+    solution = objective.solve_parameters(phi, targets, cov, 0.0)
+    np.testing.assert_array_equal(objective.descend_parameters(theta, phi, targets, cov, steps=0), theta)
+    distances = [
+        float(jnp.linalg.norm(objective.descend_parameters(theta, phi, targets, cov, steps=k) - solution)) for k in (0, 10, 30, 300)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 1e-3 * distances[0]
+
+
+def test_norms() -> None:
+    phi = jnp.array([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0]])
+    np.testing.assert_allclose(objective.clip_norm(phi), [[0.3, 0.4], [0.6, 0.8], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(objective.unit_norm(phi), [[0.6, 0.8], [0.6, 0.8], [0, 0]], rtol=1e-6)
+    for norm in (objective.clip_norm, objective.unit_norm):
+        assert jnp.all(jnp.isfinite(jax.jacobian(norm)(phi))), "the derivative at zero is finite"
+        assert norm(jnp.ones((2, 3, 4))).shape == (2, 3, 4)
+
+
+def test_sample_parameters_takes_a_variance() -> None:
+    """The mean of 100,000 draws is within 5 standard errors, 0.0016, and their variance within 5 of its own, 0.0022 · σ²."""
+    mean = jnp.array([1.0, -2.0])
+    theta = objective.sample_parameters(jax.random.key(0), mean, 1e-2, 100_000)
+    np.testing.assert_allclose(theta.mean(axis=0), mean, atol=0.0016)
+    np.testing.assert_allclose(theta.var(axis=0), 1e-2, rtol=0.023)
+
+
+@pytest.mark.parametrize("mse", [False, True])
+def test_the_whole_objective_trains_features_and_network(mse: bool) -> None:
+    """Gradient descent on one call fits a closed target: TQ = φ*ᵀ(θ/2 + c)."""
+    rng = np.random.default_rng(0)
+    true_phi = jnp.asarray(rng.normal(size=(32, D)), jnp.float32)
+    params = (true_phi + 0.3 * jnp.asarray(rng.normal(size=(32, D)), jnp.float32), ResidualParameters(D, jax.random.key(0)))
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, jax.Array]:
+        params, opt_state, covariances = carry
+        theta = objective.sample_parameters(key, jnp.ones(D), 0.5, 64)
+        targets = true_phi @ (theta / 2 + 1).T
+
+        def loss(params: tuple) -> tuple[jax.Array, tuple]:
+            return objective.representation_loss(params[0], jax.vmap(params[1])(theta), targets, covariances, mse=mse)
+
+        grads, (covariances, terms) = jax.grad(loss, has_aux=True)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+            updates, opt_state = optimizer.update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state, covariances), terms["bellman_mse"]
+
+    start = (params, optimizer.init(params), objective.init_covariances(D))
+    _, errors = jax.lax.scan(step, start, jax.random.split(jax.random.key(1), 400))
+    assert errors[-1] < 0.02 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p, t, q: objective.spectral_loss(p, t, q.T, jnp.eye(D), jnp.eye(D)), "targets has shape"),
+        (lambda p, t, q: objective.orthogonality_loss(p[:1]), "x has 1 sample"),
+        (lambda p, t, q: objective.update_covariance(jnp.eye(D), p, 1.5), r"alpha must lie in \[0, 1\], got 1.5"),
+        (
+            lambda p, t, q: objective.representation_loss(p, t, q, objective.init_covariances(3)),
+            r"start from init_covariances\(4\)",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(call: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call(*grid(0))
