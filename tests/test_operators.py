@@ -44,7 +44,9 @@ def test_no_copy_of_the_data_for_each_theta() -> None:
     t, d, m = 80, 256, 64
     shapes = [(t + 1, A, d), (m, d)]
     phi, theta = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    actions, steps, probs = (jax.ShapeDtypeStruct(s, k) for s, k in (((t + 1,), int), ((t,), jnp.float32), ((t + 1,), jnp.float32)))
+    actions, steps, probs = (
+        jax.ShapeDtypeStruct(s, k) for s, k in (((t + 1,), jnp.int32), ((t,), jnp.float32), ((t + 1,), jnp.float32))
+    )
     compiled = jax.jit(operators.retrace_targets).lower(phi, theta, actions, steps, steps, probs).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < m * (t + 1) * A * d * 4 / 8
 

@@ -18,7 +18,7 @@ PACKAGES = ("spectral_bellman", "jax", "jaxlib", "equinox", "optax", "numpy", "s
 def provenance() -> dict[str, Any]:
     """The facts that a result is stored with; values that cannot be known here are null."""
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "commit": _commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -36,6 +36,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def _command() -> str:
+    """The command line, without the folder that a program was found in."""
+    program = Path(sys.argv[0])
+    return shlex.join([program.name if program.is_absolute() else str(program), *sys.argv[1:]])
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -44,7 +50,10 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this package is imported from, with a plus if files differ from it."""
+    """The commit of the source tree this package is imported from, with a plus if files differ from it.
+
+    Where the tree came without its history, the variable SPECTRAL_BELLMAN_COMMIT can name it.
+    """
     source = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -53,7 +62,7 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("SPECTRAL_BELLMAN_COMMIT")
 
 
 def _processor() -> str | None:
