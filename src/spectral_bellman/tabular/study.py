@@ -104,13 +104,14 @@ def _errors(mdp: MDP, rank: int, seed: int) -> dict[str, float]:
 
 def _power_table(matrix: np.ndarray) -> Table:
     table = Table(title="Algorithm 1: singular values √(λᵢ μᵢ) of TQ, 60 × 40", title_justify="left")
-    true = np.linalg.svd(matrix, compute_uv=False)[:4]
+    rank = 3
+    true = np.linalg.svd(matrix, compute_uv=False)[:rank]
     table.add_column("sweeps", justify="right")
-    for i in range(4):
+    for i in range(rank):
         table.add_column(f"σ{i + 1}", justify="right")
     table.add_column("largest relative error", justify="right")
     for sweeps in (1, 4, 16, 64):
-        values = power_method(matrix, 4, sweeps)[2]
+        values = power_method(matrix, rank, sweeps)[2]
         worst = float(np.abs(values / true - 1).max())
         table.add_row(str(sweeps), *(f"{v:.4f}" for v in values), f"{worst:.1e}")
     table.add_row("SVD", *(f"{v:.4f}" for v in true), "", style="bold")
@@ -132,8 +133,8 @@ def _error_table(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray
 def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> Figure:
     figure = Figure(figsize=(13, 7.5), layout="constrained")
     axes: Any = figure.subplots(2, 3)
-    figures.plot_singular_values(axes[0, 0], backups, rank=4, iterations=40)
-    figures.plot_subspace_error(axes[0, 1], backups, rank=4, iterations=40)
+    figures.plot_singular_values(axes[0, 0], backups, rank=3, iterations=40)
+    figures.plot_subspace_error(axes[0, 1], backups, rank=3, iterations=40)
     variance = 0.1
     rounds = spectral_q_iteration(chain_mdp(8, DISCOUNT), rank=2, rounds=25, variance=variance)
     figures.plot_parameter_distribution(axes[0, 2], rounds, variance)
