@@ -37,9 +37,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _command() -> str:
-    """The command line, without the folder that a program was found in."""
+    """The command line; a program goes by its name, a script by its path if that is relative."""
     program = Path(sys.argv[0])
-    return shlex.join([program.name if program.is_absolute() else str(program), *sys.argv[1:]])
+    script = program.suffix == ".py" and not program.is_absolute()
+    return shlex.join([*(["python", str(program)] if script else [program.name]), *sys.argv[1:]])
 
 
 def _version(package: str) -> str | None:
