@@ -83,6 +83,8 @@ def test_orthogonality_weights_are_separate_and_may_be_one_for_each_pair() -> No
     one_pair = jnp.zeros((D, D)).at[0, 1].set(1.0)
     both = objective.orthogonality_loss(phi, one_pair), objective.orthogonality_loss(phi, jnp.zeros((D, D)).at[1, 0].set(1.0))
     assert both[0] == both[1] != 0
+    with_mse = loss(mse=True, feature_orthogonality=2.0, param_orthogonality=0.5) - loss(mse=True)
+    np.testing.assert_allclose(with_mse, 2 * on_phi + 0.5 * on_theta, rtol=1e-4)
     np.testing.assert_array_equal(objective.orthogonality_loss(phi, jnp.diag(jnp.arange(4.0))), 0)
 
 
@@ -117,11 +119,25 @@ def test_explicit_parameters_reset_and_descend_to_the_solution() -> None:
     cov = phi.T @ phi / 64
     solution = objective.solve_parameters(phi, targets, cov, 0.0)
     np.testing.assert_array_equal(objective.descend_parameters(theta, phi, targets, cov, steps=0), theta)
+    step = theta - (theta @ cov - targets.T @ phi / 64) / jnp.trace(cov)
+    np.testing.assert_allclose(objective.descend_parameters(theta, phi, targets, cov, steps=1), step, rtol=1e-5, atol=1e-5)
     distances = [
         float(jnp.linalg.norm(objective.descend_parameters(theta, phi, targets, cov, steps=k) - solution)) for k in (0, 10, 30, 300)
     ]
     assert distances == sorted(distances, reverse=True)
     assert distances[-1] < 1e-3 * distances[0]
+
+
+def test_solved_parameters_are_ridge_regression_also_when_badly_conditioned() -> None:
+    """Λ1 with condition number 1e6: float32 throughout would be off by some percent."""
+    rng = np.random.default_rng(0)
+    phi = (rng.normal(size=(50, D)) * [1, 0.1, 0.01, 0.001] @ np.linalg.qr(rng.normal(size=(D, D)))[0]).astype(np.float32)
+    targets = rng.normal(size=(50, M)).astype(np.float32)
+    cov = (phi.astype(np.float64).T @ phi.astype(np.float64) / 50).astype(np.float32)
+    for ridge, arguments in ((1e-6, ()), (0.5, (0.5,))):
+        system = cov.astype(np.float64) + np.float64(np.float32(ridge)) * np.eye(D)
+        expected = np.linalg.solve(system, phi.astype(np.float64).T @ targets / 50).T
+        np.testing.assert_allclose(objective.solve_parameters(phi, targets, cov, *arguments), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_norms() -> None:

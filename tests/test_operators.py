@@ -25,7 +25,7 @@ def sequence(seed: int, dtype: str = "float32") -> dict[str, jax.Array]:
     return {"actions": actions} | {name: jnp.asarray(x, dtype) for name, x in floats.items()}
 
 
-@pytest.mark.parametrize("transform", [None, 1e-3])
+@pytest.mark.parametrize("transform", [None, 1e-2])
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])
 def test_retrace_targets_are_retrace_for_each_theta(dtype: str, transform: float | None, epsilon: float) -> None:
     s = sequence(0, dtype)
@@ -35,8 +35,17 @@ def test_retrace_targets_are_retrace_for_each_theta(dtype: str, transform: float
     for m in range(M):
         q = s["phi"] @ s["theta"][m]
         policy = operators.epsilon_greedy(q, epsilon)
-        one = operators.retrace if transform is None else operators.transformed_retrace
-        np.testing.assert_allclose(grid[:, m], one(q, *data, policy, s["behaviour_prob"], 0.95), rtol=1e-4, atol=1e-5)
+        arguments = (q, *data, policy, s["behaviour_prob"], 0.95)
+        one = operators.retrace(*arguments) if transform is None else operators.transformed_retrace(*arguments, transform)
+        np.testing.assert_allclose(grid[:, m], one, rtol=1e-4, atol=1e-5)
+
+
+def test_retrace_targets_default_to_the_greedy_policies_and_the_papers_lambda() -> None:
+    s = sequence(0)
+    data = (s["phi"], s["theta"], s["actions"], s["rewards"], s["discounts"], s["behaviour_prob"])
+    np.testing.assert_array_equal(operators.retrace_targets(*data), operators.retrace_targets(*data, 0.95, 0.0, None))
+    with pytest.raises(ValueError, match=r"policy_epsilon must lie in \[0, 1\], got 2.0"):
+        operators.retrace_targets(*data, policy_epsilon=2.0)
 
 
 def test_no_copy_of_the_data_for_each_theta() -> None:

@@ -36,9 +36,10 @@ def test_chunks_keep_the_smallest_eigenvalue(chunks: tuple[jax.Array, float], wr
     rows, true = chunks
     factor = wrap(scanned_factor)(rows)
     assert factor.dtype == jnp.float32
-    np.testing.assert_allclose(posterior.min_eigenvalue(factor), true, rtol=0.02)
+    # The factor is rounded to float32 once: a relative error of 6e-8 · √1e7 in its smallest singular value.
+    np.testing.assert_allclose(posterior.min_eigenvalue(factor), true, rtol=1e-3)
     scale = posterior.exploration_scale_from_factor(factor, 0.99)
-    np.testing.assert_allclose(scale, true / (D * 0.01), rtol=0.02)
+    np.testing.assert_allclose(scale, true / (D * 0.01), rtol=1e-3)
 
 
 @pytest.mark.parametrize("transform", ["vmap of scan", "scan of vmap", "grad of vmap of scan"])
@@ -89,6 +90,13 @@ def test_chunks_in_a_python_loop_and_of_any_size_give_the_same_factor(chunks: tu
         scatter = posterior.add_scatter(scatter, phi)
     # Both round the same float64 factor to float32.
     np.testing.assert_allclose(posterior.factor_scatter(scatter, RIDGE), scanned_factor(rows), rtol=1e-5, atol=1e-5)
+
+
+def test_precision_is_summed_in_float64_and_rounded_once(chunks: tuple[jax.Array, float]) -> None:
+    phi = chunks[0].reshape(-1, D)
+    wide = np.asarray(phi, np.float64)
+    expected = (wide.T @ wide + np.float64(np.float32(RIDGE)) * np.eye(D)).astype(np.float32)
+    np.testing.assert_array_max_ulp(np.asarray(posterior.precision(phi, RIDGE)), expected, maxulp=1)
 
 
 def test_weights_and_padding() -> None:
@@ -153,8 +161,8 @@ def test_least_squares_at_once_and_in_chunks(dtype: str) -> None:
 
 
 def test_bound_noise() -> None:
-    noise = jnp.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    np.testing.assert_allclose(posterior.bound_noise(noise, 1.0), [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
+    noise = jnp.array([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]])
+    np.testing.assert_allclose(posterior.bound_noise(noise, 2.0), [[1.2, 1.6], [0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
 def test_inside_jit_an_indefinite_matrix_is_nan() -> None:
@@ -172,6 +180,8 @@ def test_gradients_exist_where_the_bonus_is_zero() -> None:
     [
         (lambda: posterior.factor(jnp.array([[1.0, 2.0], [2.0, 1.0]])), "smallest eigenvalue is -1.*Raise the ridge"),
         (lambda: posterior.precision(jnp.ones((2, 2)), 0.0), "ridge must be positive, got 0.0; the paper uses 0.1"),
+        (lambda: posterior.factor_scatter(posterior.init_scatter(2), -1.0), "factor_scatter: ridge must be positive, got -1.0"),
+        (lambda: posterior.exploration_scale_from_factor(jnp.eye(2), -0.1), r"discount must lie in \[0, 1\), got -0.1"),
         (lambda: posterior.exploration_scale(jnp.eye(2), 1.0), r"discount must lie in \[0, 1\), got 1.0"),
         (lambda: posterior.add_scatter(posterior.init_scatter(3), jnp.ones((2, 2))), r"start from init_scatter\(2\)"),
         (

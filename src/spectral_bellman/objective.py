@@ -141,8 +141,8 @@ def representation_loss(
         )
     weight = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
     covariances = Covariances(
-        update_covariance(covariances.feature, jax.lax.stop_gradient(phi), weight),
-        update_covariance(covariances.parameter, jax.lax.stop_gradient(theta_tilde), weight),
+        update_covariance(covariances.feature, phi, weight),
+        update_covariance(covariances.parameter, theta_tilde, weight),
         jnp.ones((), bool),
     )
     terms = {"bellman_mse": bellman_mse(phi, theta_tilde, targets)}
@@ -151,7 +151,7 @@ def representation_loss(
     terms["feature_orthogonality"] = _weighted_orthogonality(phi, feature_orthogonality)
     terms["param_orthogonality"] = _weighted_orthogonality(theta_tilde, param_orthogonality)
     loss = terms["bellman_mse" if mse else "spectral"] + terms["feature_orthogonality"] + terms["param_orthogonality"]
-    return loss, (covariances, jax.lax.stop_gradient(terms))
+    return loss, (covariances, terms)
 
 
 @checked

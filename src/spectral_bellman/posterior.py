@@ -135,7 +135,6 @@ def least_squares(phi: Float[Array, "N d"], targets: Float[Array, " N"], ridge: 
     For a replay in chunks, accumulate a ``Scatter`` of d + 1 columns, φ and the target beside it, and pass its factor to
     ``regression_parameters``.
     """
-    _check_ridge("least_squares", ridge)
     rows = jnp.concatenate([phi, targets[:, None]], axis=1)
     return regression_parameters(factor_scatter(add_scatter(init_scatter(rows.shape[1], rows.dtype), rows), ridge))
 
