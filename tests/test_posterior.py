@@ -37,9 +37,9 @@ def test_chunks_keep_the_smallest_eigenvalue(chunks: tuple[jax.Array, float], wr
     factor = wrap(scanned_factor)(rows)
     assert factor.dtype == jnp.float32
     # The factor is rounded to float32 once: a relative error of 6e-8 · √1e7 in its smallest singular value.
-    np.testing.assert_allclose(posterior.min_eigenvalue(factor), true, rtol=1e-3)
+    np.testing.assert_allclose(posterior.min_eigenvalue(factor), true, rtol=2e-4)
     scale = posterior.exploration_scale_from_factor(factor, 0.99)
-    np.testing.assert_allclose(scale, true / (D * 0.01), rtol=1e-3)
+    np.testing.assert_allclose(scale, true / (D * 0.01), rtol=2e-4)
 
 
 @pytest.mark.parametrize("transform", ["vmap of scan", "scan of vmap", "grad of vmap of scan"])
