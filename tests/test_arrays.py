@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float, Integer
 
+from spectral_bellman import objective, operators, posterior
 from spectral_bellman._arrays import Scalar, as_float64, checked, in_float64
 
 
@@ -78,3 +79,23 @@ def test_float64_inside_float32_code() -> None:
 def test_what_is_not_finite_is_located() -> None:
     with pytest.raises(ValueError, match=r"reward\[1, 0\] is nan; 1 of 4 entries"):
         as_float64([[1, 2], [np.nan, 4]], "reward", "S A")
+
+
+def test_matrix_products_ask_for_full_precision() -> None:
+    """On a CPU they have it anyway; the default of recent GPUs keeps ten bits."""
+    x, square = jnp.ones((3, 2)), jnp.eye(2)
+    covariances = objective.init_covariances(2)
+    calls = [
+        lambda: objective.representation_loss(x, x, jnp.ones((3, 3)), covariances, feature_orthogonality=1.0),
+        lambda: objective.solve_parameters(x, x, square),
+        lambda: objective.descend_parameters(x, x, jnp.ones((3, 3)), square, 1),
+        lambda: operators.one_step_targets(jnp.ones(3), jnp.ones(3), jnp.ones((3, 2, 2)), x),
+        lambda: posterior.add_scatter(posterior.init_scatter(2), x),
+        lambda: posterior.precision(x, 0.1),
+        lambda: posterior.min_eigenvalue(square),
+    ]
+    for call in calls:
+        text = str(jax.make_jaxpr(call)())
+        assert (
+            text.count("dot_general") == text.count("precision=Precision.HIGHEST") + text.count("precision=(Precision.HIGHEST") > 0
+        )

@@ -61,9 +61,9 @@ def product(a: Array, b: Array) -> Array:
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
-def is_concrete(*values: Any) -> bool:
-    """Whether the values are known now, so that a wrong one can be refused; inside ``jit`` they are not."""
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
+def is_concrete(value: Any) -> bool:
+    """Whether the value is known now, so that a wrong one can be refused; inside ``jit`` it is not."""
+    return not isinstance(value, jax.core.Tracer)
 
 
 def in_float64(function: Callable[..., R]) -> Callable[..., R]:
