@@ -52,6 +52,16 @@ def test_a_mistake_is_answered_without_a_traceback(
     assert "Traceback" not in error
 
 
+def test_ctrl_c_is_no_error_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "run", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        sbm(monkeypatch, "tabular", "--out", str(tmp_path))
+    assert stop.value.code == 130
+
+
 def test_the_command_is_installed() -> None:
     script = Path(sys.executable).with_name("sbm")
     help_text = subprocess.run([script, "--help"], capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "120"})

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,8 @@ def test_generic_mdps_are_closed_at_one_more_than_their_states_and_not_before() 
     kept, errors = tabular.spectral_features(mdp, 12)
     assert tabular.inherent_bellman_error(mdp, kept, starts=4) > 0.02 * bound
     assert errors[-1] == errors.min() > 1e-3 * bound, "the error it could not remove is the one reported"
+    assert 1 < len(errors) < 30
+    np.testing.assert_array_equal(kept, tabular.spectral_features(mdp, 12, iterations=len(errors))[0])
     assert tabular.inherent_bellman_error(mdp, tabular.spectral_features(mdp, 13)[0], starts=4) < 1e-10
 
 
@@ -75,6 +79,8 @@ def test_algorithm_2_reaches_the_optimal_values_at_the_rate_of_the_discount() ->
     errors = np.array([r.value_error for r in history])
     assert errors[-1] < 1e-6
     assert errors[100] <= 1.5 * errors[50] * 0.9**50
+    moves = [np.abs(late.features - early.features).max() for early, late in itertools.pairwise(history[20:])]
+    assert max(moves) < 0.5, "the axes follow those of the round before; a flipped sign would move features by up to 2"
     samples = history[10].samples - history[10].parameters
     assert 0.05 < samples.std() < 0.15, "σ_rep² = 1e-2"
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from spectral_bellman import tabular
+from spectral_bellman.tabular.ibe import _Space
 
 
 def test_best_fit_by_hand() -> None:
@@ -32,6 +33,37 @@ def test_the_search_reaches_what_a_scan_finds() -> None:
             for theta in np.linspace(-edge, edge, 101)
         )
         assert tabular.inherent_bellman_error(mdp, features) >= scan - 1e-9
+
+
+def test_the_dual_of_a_fit_is_the_derivative_of_its_error() -> None:
+    rng = np.random.default_rng(0)
+    space = _Space(rng.normal(size=(6, 2, 3)), bound=5.0)
+    target = rng.normal(size=12)
+    _, error, dual = space.fit(target)
+    for i in range(12):
+        moved = target + 1e-5 * np.eye(12)[i]
+        assert (space.fit(moved)[1] - error) / 1e-5 == pytest.approx(dual[i], abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_a_step_of_the_search_never_goes_down(sign: int) -> None:
+    """The weighted sum of maxima grows, whatever the signs of the weights; with negative ones one step is optimal."""
+    rng = np.random.default_rng(0)
+    space = _Space(rng.normal(size=(6, 2, 1)), bound=5.0)
+
+    def height(weight: np.ndarray, point: np.ndarray) -> float:
+        return float(weight @ (space.basis @ point).reshape(6, 2).max(axis=1))
+
+    edge = 5.0 / np.abs(space.basis).max()
+    for _ in range(20):
+        weight = rng.normal(size=6) if sign == 0 else sign * rng.uniform(size=6)
+        start = rng.uniform(-edge, edge, size=1)
+        end = space.ascend(weight, (space.basis @ start).reshape(6, 2))
+        assert np.abs(space.basis @ end).max() <= 5.0 + 1e-9
+        assert height(weight, end) >= height(weight, start) - 1e-9
+        if sign == -1:
+            best = max(height(weight, np.array([x])) for x in np.linspace(-edge, edge, 501))
+            assert height(weight, end) >= best - 1e-9
 
 
 @pytest.mark.parametrize("horizon", [2, 3, 5])

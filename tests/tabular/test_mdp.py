@@ -40,6 +40,18 @@ def test_chain_by_hand() -> None:
     np.testing.assert_allclose(q[0, 0], 0.001 + 0.5 * 0.5, atol=1e-12)
 
 
+def test_a_slip_exchanges_rewards_as_well_as_moves() -> None:
+    mdp = tabular.chain_mdp(3, 0.5, slip=0.1, small_reward=0.2)
+    np.testing.assert_allclose(mdp.reward, [[0.18, 0.02], [0, 0], [0.1, 0.9]])
+    np.testing.assert_allclose(mdp.transition[1], [[0.9, 0, 0.1], [0.1, 0, 0.9]])
+
+
+def test_random_mdps_have_rewards_in_the_unit_interval_and_few_successors() -> None:
+    mdp = tabular.random_mdp(0, 12, 3, 0.9, branching=4)
+    assert ((mdp.reward >= 0) & (mdp.reward <= 1)).all()
+    np.testing.assert_array_equal((mdp.transition > 0).sum(axis=-1), 4)
+
+
 def test_aggregation_needs_no_low_rank_dynamics() -> None:
     mdp, features = tabular.aggregated_mdp(0, groups=4, distractors=5, actions=3, discount=0.9)
     assert np.linalg.matrix_rank(mdp.transition.reshape(-1, 20)) == 20
