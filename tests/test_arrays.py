@@ -88,7 +88,7 @@ def test_matrix_products_ask_for_full_precision() -> None:
     calls = [
         lambda: objective.representation_loss(x, x, jnp.ones((3, 3)), covariances, feature_orthogonality=1.0),
         lambda: objective.solve_parameters(x, x, square),
-        lambda: objective.descend_parameters(x, x, jnp.ones((3, 3)), square, 1),
+        lambda: objective.descend_parameters(x, x, jnp.ones((3, 3)), 1, square),
         lambda: operators.one_step_targets(jnp.ones(3), jnp.ones(3), jnp.ones((3, 2, 2)), x),
         lambda: posterior.add_scatter(posterior.init_scatter(2), x),
         lambda: posterior.precision(x, 0.1),

@@ -38,7 +38,7 @@ def test_tabular_writes_the_figure_and_how_to_have_it_again(
         (["tabulr"], "tabular"),
         (["tabular", "--seed", "1"], "--seeds"),
         (["tabular", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["tabular", "--out", "/dev/null/x"], "/dev/null/x"),
+        (["tabular", "--out", "/dev/null/[/x]"], "/dev/null/[/x]"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(

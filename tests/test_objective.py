@@ -68,6 +68,15 @@ def test_covariances_are_updated_before_use() -> None:
     assert loss == terms["spectral"]
 
 
+def test_covariances_keep_their_dtype() -> None:
+    with jax.enable_x64(True):
+        for data, state in (("float32", "float64"), ("float64", "float32")):
+            covariances = objective.init_covariances(D, state)
+            loss, (covariances, _) = objective.representation_loss(*grid(0, data), covariances)
+            assert loss.dtype == jnp.dtype(data)
+            assert covariances.feature.dtype == covariances.parameter.dtype == jnp.dtype(state)
+
+
 def test_orthogonality_weights_are_separate_and_may_be_one_for_each_pair() -> None:
     phi, theta_tilde, targets = grid(0)
     state = objective.init_covariances(D)
@@ -118,11 +127,14 @@ def test_explicit_parameters_reset_and_descend_to_the_solution() -> None:
     phi, theta, targets = grid(2, shape=(64, M, D))
     cov = phi.T @ phi / 64
     solution = objective.solve_parameters(phi, targets, cov, 0.0)
-    np.testing.assert_array_equal(objective.descend_parameters(theta, phi, targets, cov, steps=0), theta)
-    step = theta - (theta @ cov - targets.T @ phi / 64) / jnp.trace(cov)
-    np.testing.assert_allclose(objective.descend_parameters(theta, phi, targets, cov, steps=1), step, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(objective.descend_parameters(theta, phi, targets, steps=0), theta)
+    step = theta - (theta @ cov - targets.T @ phi / 64) / np.linalg.eigvalsh(cov)[-1]
+    np.testing.assert_allclose(objective.descend_parameters(theta, phi, targets, steps=1), step, rtol=1e-5, atol=1e-5)
+    average = 2 * jnp.eye(D)
+    step = theta - (2 * theta - targets.T @ phi / 64) / 2
+    np.testing.assert_allclose(objective.descend_parameters(theta, phi, targets, 1, average), step, rtol=1e-5, atol=1e-5)
     distances = [
-        float(jnp.linalg.norm(objective.descend_parameters(theta, phi, targets, cov, steps=k) - solution)) for k in (0, 10, 30, 300)
+        float(jnp.linalg.norm(objective.descend_parameters(theta, phi, targets, steps=k) - solution)) for k in (0, 10, 30, 300)
     ]
     assert distances == sorted(distances, reverse=True)
     assert distances[-1] < 1e-3 * distances[0]
@@ -134,16 +146,49 @@ def test_solved_parameters_are_ridge_regression_also_when_badly_conditioned() ->
     phi = (rng.normal(size=(50, D)) * [1, 0.1, 0.01, 0.001] @ np.linalg.qr(rng.normal(size=(D, D)))[0]).astype(np.float32)
     targets = rng.normal(size=(50, M)).astype(np.float32)
     cov = (phi.astype(np.float64).T @ phi.astype(np.float64) / 50).astype(np.float32)
-    for ridge, arguments in ((1e-6, ()), (0.5, (0.5,))):
-        system = cov.astype(np.float64) + np.float64(np.float32(ridge)) * np.eye(D)
+    for ridge in (1e-6, 0.5):
+        system = cov.astype(np.float64) + np.float64(np.float32(ridge)) * np.trace(cov.astype(np.float64)) / D * np.eye(D)
         expected = np.linalg.solve(system, phi.astype(np.float64).T @ targets / 50).T
-        np.testing.assert_allclose(objective.solve_parameters(phi, targets, cov, *arguments), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(objective.solve_parameters(phi, targets, cov, ridge), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_explicit_parameters_default_to_the_batch_and_a_ridge_that_float32_can_bear() -> None:
+    """Fewer rows than features, of any size: Λ1 is singular, and the fit of the rows is still good."""
+    for scale in (1e-3, 3.0, 1e3):
+        phi = scale * jax.random.normal(jax.random.key(0), (32, 64))
+        targets = jax.random.normal(jax.random.key(1), (32, 5))
+        theta_tilde = objective.solve_parameters(phi, targets)
+        np.testing.assert_allclose(phi @ theta_tilde.T, targets, atol=0.02)
+    with pytest.raises(ValueError, match="Λ1 has no inverse at a ridge of -1 of its mean diagonal"):
+        objective.solve_parameters(phi, targets, ridge=-1.0)
+
+
+@pytest.mark.parametrize("how", ["solved", "reset"])
+def test_features_learn_from_l1_alone_with_explicit_parameters(how: str) -> None:
+    """The gradient in φ is the same as with θ̃ given from outside."""
+    phi, theta, targets = grid(0)
+
+    def explicit(phi: jax.Array) -> jax.Array:
+        if how == "solved":
+            return objective.solve_parameters(phi, targets)
+        return objective.descend_parameters(theta, phi, targets, steps=3)
+
+    def loss(phi: jax.Array, theta_tilde: jax.Array | None) -> jax.Array:
+        theta_tilde = explicit(phi) if theta_tilde is None else theta_tilde
+        return objective.representation_loss(phi, theta_tilde, targets, objective.init_covariances(D), param_orthogonality=1.0)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(phi, None), jax.grad(loss)(phi, explicit(phi)), rtol=1e-6, atol=1e-6)
 
 
 def test_norms() -> None:
     phi = jnp.array([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0]])
     np.testing.assert_allclose(objective.clip_norm(phi), [[0.3, 0.4], [0.6, 0.8], [0, 0]], rtol=1e-6)
     np.testing.assert_allclose(objective.unit_norm(phi), [[0.6, 0.8], [0.6, 0.8], [0, 0]], rtol=1e-6)
+    extreme = jnp.array([[3e30, 4e30], [3e-30, 4e-30]])
+    np.testing.assert_allclose(objective.unit_norm(extreme), [[0.6, 0.8], [0.6, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(objective.clip_norm(extreme), [[0.6, 0.8], [3e-30, 4e-30]], rtol=1e-6)
+    slope = jax.jacobian(objective.unit_norm)(jnp.array([3.0, 4.0]))
+    np.testing.assert_allclose(slope, [[0.128, -0.096], [-0.096, 0.072]], rtol=1e-5)
     for norm in (objective.clip_norm, objective.unit_norm):
         assert jnp.all(jnp.isfinite(jax.jacobian(norm)(phi))), "the derivative at zero is finite"
         assert norm(jnp.ones((2, 3, 4))).shape == (2, 3, 4)
@@ -194,6 +239,17 @@ def test_the_whole_objective_trains_features_and_network(mse: bool) -> None:
             lambda p, t, q: objective.representation_loss(p, t, q, objective.init_covariances(3)),
             r"start from init_covariances\(4\)",
         ),
+        (
+            lambda p, t, q: objective.representation_loss(p, t, q, objective.init_covariances(D), alpha=1.5),
+            "representation_loss: alpha",
+        ),
+        (
+            lambda p, t, q: objective.representation_loss(
+                p, t, q, objective.init_covariances(D), feature_orthogonality=jnp.ones(D)
+            ),
+            r"feature_orthogonality must be one number or one for each pair, \(d, d\), got shape \(4,\)",
+        ),
+        (lambda p, t, q: objective.sample_parameters(jax.random.key(0), p[0], -1.0, 3), "variance must not be negative, got -1.0"),
     ],
 )
 def test_wrong_arguments_are_refused(call: object, words: str) -> None:

@@ -103,6 +103,20 @@ def test_retrace_of_an_empty_sequence_is_refused() -> None:
         operators.retrace(jnp.ones((1, 2)), jnp.zeros(1, int), jnp.ones(0), jnp.ones(0), jnp.ones((1, 2)), jnp.ones(1), 1.0)
 
 
+def test_nothing_behind_a_stopped_trace_is_looked_at() -> None:
+    """NaN behind the cut, as padding may hold, reaches the targets behind it alone; gradients too."""
+    s = sequence(2)
+    q = (s["phi"] @ s["theta"][0]).at[6:].set(jnp.nan)
+    policy = operators.epsilon_greedy(jnp.nan_to_num(q))
+    rewards = s["rewards"].at[5:].set(jnp.nan)
+
+    def targets(q: jax.Array, rewards: jax.Array) -> jax.Array:
+        return operators.retrace(q, s["actions"], rewards, s["discounts"], policy, s["behaviour_prob"], 0.95)
+
+    np.testing.assert_array_equal(targets(q, rewards)[:5], targets(jnp.nan_to_num(q), s["rewards"])[:5])
+    assert jnp.isfinite(jax.grad(lambda q: targets(q, rewards)[:5].sum())(q)).all()
+
+
 def test_retrace_survives_an_impossible_action() -> None:
     """A behaviour probability of zero, which a bug elsewhere may store, gives the full trace and not NaN."""
     q, policy = jnp.ones((3, 2)), jnp.full((3, 2), 0.5)

@@ -162,11 +162,18 @@ def test_least_squares_at_once_and_in_chunks(dtype: str) -> None:
 
 def test_bound_noise() -> None:
     noise = jnp.array([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]])
+    assert jnp.isfinite(jax.jacobian(posterior.bound_noise)(noise, 2.0)).all()
     np.testing.assert_allclose(posterior.bound_noise(noise, 2.0), [[1.2, 1.6], [0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
 def test_inside_jit_an_indefinite_matrix_is_nan() -> None:
     assert jnp.isnan(jax.jit(posterior.factor)(jnp.array([[1.0, 2.0], [2.0, 1.0]]))).any()
+
+
+def test_inside_jit_a_known_number_is_still_refused() -> None:
+    with pytest.raises(ValueError, match="discount must lie in"):
+        jax.jit(lambda sigma: posterior.exploration_scale(sigma, 1.0))(jnp.eye(2))
+    assert jnp.isinf(jax.jit(posterior.exploration_scale)(jnp.eye(2), 1.0)), "a traced one cannot be"
 
 
 def test_gradients_exist_where_the_bonus_is_zero() -> None:
@@ -180,6 +187,9 @@ def test_gradients_exist_where_the_bonus_is_zero() -> None:
     [
         (lambda: posterior.factor(jnp.array([[1.0, 2.0], [2.0, 1.0]])), "smallest eigenvalue is -1.*Raise the ridge"),
         (lambda: posterior.precision(jnp.ones((2, 2)), 0.0), "ridge must be positive, got 0.0; the paper uses 0.1"),
+        (lambda: posterior.factor(jnp.ones((2, 3))), r"factor: precision must be square, \(d, d\), got \(2, 3\)"),
+        (lambda: posterior.least_squares(jnp.ones((2, 2)), jnp.ones(2), 0.0), "least_squares: ridge must be positive"),
+        (lambda: posterior.ucb_bonus(jnp.ones(2), jnp.eye(2), -1.0), "scale must not be negative, got -1.0; it is a variance"),
         (lambda: posterior.factor_scatter(posterior.init_scatter(2), -1.0), "factor_scatter: ridge must be positive, got -1.0"),
         (lambda: posterior.exploration_scale_from_factor(jnp.eye(2), -0.1), r"discount must lie in \[0, 1\), got -0.1"),
         (lambda: posterior.exploration_scale(jnp.eye(2), 1.0), r"discount must lie in \[0, 1\), got 1.0"),

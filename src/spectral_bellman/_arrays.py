@@ -3,6 +3,7 @@
 Nothing here knows about reinforcement learning.
 """
 
+import contextlib
 import functools
 import inspect
 import typing
@@ -47,7 +48,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         floating = {name: x for name, x in arrays.items() if kinds[name][1]}
         dtype = _common_dtype([x for name, x in floating.items() if kinds[name][0] != ""])
         bound.arguments.update(arrays)
-        bound.arguments.update({name: x.astype(dtype) for name, x in floating.items()})
+        for name, x in floating.items():
+            # What is known stays known inside jit, so that a wrong number can be refused there too.
+            with jax.ensure_compile_time_eval() if is_concrete(x) else contextlib.nullcontext():
+                bound.arguments[name] = x.astype(dtype)
         return function(*bound.args, **bound.kwargs)
 
     return wrapper
@@ -61,8 +65,13 @@ def product(a: Array, b: Array) -> Array:
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
+def known(value: Any) -> float | None:
+    """The number that a scalar holds, so that a wrong one can be refused; None if ``jit`` or ``vmap`` traces it."""
+    return float(value) if is_concrete(value) else None
+
+
 def is_concrete(value: Any) -> bool:
-    """Whether the value is known now, so that a wrong one can be refused; inside ``jit`` it is not."""
+    """Whether the value is there now; what ``jit`` and ``vmap`` trace is not."""
     return not isinstance(value, jax.core.Tracer)
 
 
@@ -71,7 +80,8 @@ def in_float64(function: Callable[..., R]) -> Callable[..., R]:
 
     For positional arguments that are floating arrays, or trees of them. Works under ``jit``, ``vmap`` and ``grad`` of code that is
     float32 throughout, loops included. There JAX differentiates long after this function has returned, so it is given a backward
-    pass that turns float64 on again (and no forward mode). Inside, multiply matrices with ``product``, for the like reason.
+    pass that turns float64 on again (but no forward mode, and no second derivative of loops). Inside, multiply matrices with
+    ``product``, for the like reason.
     """
 
     def forward(*args: Any) -> Any:
@@ -106,7 +116,8 @@ def _kind(annotation: Any) -> tuple[str, bool] | None:
 
 def _as_array(function: str, name: str, kind: tuple[str, bool], value: Any) -> Array:
     try:
-        array = jnp.asarray(value)
+        with jax.ensure_compile_time_eval() if is_concrete(value) else contextlib.nullcontext():
+            array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{function}: {name} must be an array of shape {_show(kind[0])}, not {value!r:.80}") from error
     if not kind[1] and not jnp.issubdtype(array.dtype, jnp.integer):
@@ -136,6 +147,8 @@ def _check_shapes(function: str, expected: dict[str, str], arrays: dict[str, Arr
             symbol, _, plus = axis.partition("_plus_")
             size -= int(plus or 0)
             known, where = sizes.setdefault(symbol, (size, name))
+            if known != size and where == name:
+                raise ValueError(f"{function}: {name} must be square, {_show(dims)}, got {arrays[name].shape}")
             if known != size:
                 raise ValueError(
                     f"{function}: {name} has shape {arrays[name].shape} and {where} {arrays[where].shape}, which disagree on "
@@ -156,5 +169,8 @@ def as_float64(value: Any, name: str, shape: str) -> np.ndarray:
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
         where = tuple(int(i) for i in bad[0])
-        raise ValueError(f"{name}{list(where)} is {array[where]}; {len(bad)} of {array.size} entries are not finite")
+        raise ValueError(
+            f"{name}{list(where)} is {array[where]}; {len(bad)} of {array.size} entries are not finite, and each must be a number: "
+            f"look at what made {name}"
+        )
     return array

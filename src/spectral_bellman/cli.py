@@ -4,6 +4,7 @@ import sys
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 
 from spectral_bellman.tabular import study
 
@@ -20,8 +21,8 @@ def main() -> None:
     """Entry point: a user's mistake is one line and exit status 2, not a traceback."""
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sbm", description="The Spectral Bellman Method.")
-    except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {error}", highlight=False)
+    except OSError as error:
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

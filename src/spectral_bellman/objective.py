@@ -9,9 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, product
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, known, product
 
 
 @checked
@@ -79,8 +80,7 @@ def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | No
 @checked
 def update_covariance(cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar) -> Float[Array, "d d"]:
     """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N, α being the weight of the new batch."""
-    if is_concrete(alpha) and not 0 <= alpha <= 1:
-        raise ValueError(f"update_covariance: alpha must lie in [0, 1], got {float(alpha)}; it weighs the new batch")
+    _check_alpha("update_covariance", alpha)
     return (1 - alpha) * cov + alpha * product(x.T, x) / len(x)
 
 
@@ -95,9 +95,9 @@ class Covariances(NamedTuple):
     """Whether a batch has been seen; the first one replaces what is there."""
 
 
-def init_covariances(d: int) -> Covariances:
-    """The state before the first batch."""
-    return Covariances(jnp.zeros((d, d)), jnp.zeros((d, d)), jnp.zeros((), bool))
+def init_covariances(d: int, dtype: DTypeLike | None = None) -> Covariances:
+    """The state before the first batch, in ``dtype`` (JAX's default if not given), which it keeps."""
+    return Covariances(jnp.zeros((d, d), dtype), jnp.zeros((d, d), dtype), jnp.zeros((), bool))
 
 
 @checked
@@ -108,8 +108,8 @@ def representation_loss(
     covariances: Covariances,
     *,
     alpha: Scalar = 1.0,
-    feature_orthogonality: Scalar | Float[Array, "d d"] = 0.0,
-    param_orthogonality: Scalar | Float[Array, "d d"] = 0.0,
+    feature_orthogonality: float | Float[Array, "..."] = 0.0,
+    param_orthogonality: float | Float[Array, "..."] = 0.0,
     mse: bool = False,
 ) -> tuple[Float[Array, ""], tuple[Covariances, dict[str, Float[Array, ""]]]]:
     """The unconstrained objective of appendix E.1, the one loss to add to an agent: L1 + L2 + L_orth.
@@ -139,55 +139,79 @@ def representation_loss(
             f"representation_loss: covariances are {covariances.feature.shape} and {covariances.parameter.shape}, but phi has "
             f"{phi.shape[1]} features; start from init_covariances({phi.shape[1]})"
         )
+    _check_alpha("representation_loss", alpha)
     weight = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
-    covariances = Covariances(
-        update_covariance(covariances.feature, phi, weight),
-        update_covariance(covariances.parameter, theta_tilde, weight),
-        jnp.ones((), bool),
-    )
+    feature_cov = update_covariance(covariances.feature.astype(phi.dtype), phi, weight)
+    param_cov = update_covariance(covariances.parameter.astype(phi.dtype), theta_tilde, weight)
     terms = {"bellman_mse": bellman_mse(phi, theta_tilde, targets)}
     if not mse:
-        terms["spectral"] = spectral_loss(phi, theta_tilde, targets, covariances.feature, covariances.parameter)
-    terms["feature_orthogonality"] = _weighted_orthogonality(phi, feature_orthogonality)
-    terms["param_orthogonality"] = _weighted_orthogonality(theta_tilde, param_orthogonality)
+        terms["spectral"] = spectral_loss(phi, theta_tilde, targets, feature_cov, param_cov)
+    terms["feature_orthogonality"] = _weighted_orthogonality("feature_orthogonality", phi, feature_orthogonality)
+    terms["param_orthogonality"] = _weighted_orthogonality("param_orthogonality", theta_tilde, param_orthogonality)
     loss = terms["bellman_mse" if mse else "spectral"] + terms["feature_orthogonality"] + terms["param_orthogonality"]
-    return loss, (covariances, terms)
+    dtype = covariances.feature.dtype
+    return loss, (Covariances(feature_cov.astype(dtype), param_cov.astype(dtype), jnp.ones((), bool)), terms)
 
 
 @checked
 def clip_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
     """The paper's clip, φ · min(1, 1/‖φ‖): what is inside the unit ball stays."""
-    squared = jnp.sum(jnp.square(phi), axis=-1, keepdims=True)
-    outside = squared > 1
-    return phi * jnp.where(outside, jax.lax.rsqrt(jnp.where(outside, squared, 1)), 1)
+    outside = jnp.sum(jnp.square(phi), axis=-1, keepdims=True) > 1
+    return jnp.where(outside, unit_norm(phi), phi)
 
 
 @checked
 def unit_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
     """φ/‖φ‖, which keeps features from shrinking while no reward is seen; zero stays zero."""
-    squared = jnp.sum(jnp.square(phi), axis=-1, keepdims=True)
-    positive = squared > 0
-    return phi * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squared, 1)), 0)
+    # Scaled by its largest entry first, which changes nothing but keeps the squares within the range of float32.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(phi), axis=-1, keepdims=True))
+    positive = largest > 0
+    scaled = phi / jnp.where(positive, largest, 1)
+    squared = jnp.sum(jnp.square(scaled), axis=-1, keepdims=True)
+    return scaled * jax.lax.rsqrt(jnp.where(positive, squared, 1))
 
 
 @checked
 def sample_parameters(key: RandomKey, theta_hat: Float[Array, " d"], variance: Scalar, samples: int) -> Float[Array, "M d"]:
     """``samples`` draws from ν(θ) = N(θ̂, σ_rep² I); the paper's σ_rep² = 10⁻² is a variance."""
+    if (number := known(variance)) is not None and not number >= 0:
+        raise ValueError(f"sample_parameters: variance must not be negative, got {number}; the paper uses 1e-2")
     noise = jax.random.normal(key, (samples, len(theta_hat)), theta_hat.dtype)
     return theta_hat[None, :] + jnp.sqrt(variance) * noise
 
 
 @checked
 def solve_parameters(
-    phi: Float[Array, "B d"], targets: Float[Array, "B M"], feature_cov: Float[Array, "d d"], ridge: Scalar = 1e-6
+    phi: Float[Array, "B d"],
+    targets: Float[Array, "B M"],
+    feature_cov: Float[Array, "d d"] | None = None,
+    ridge: Scalar = 1e-4,
 ) -> Float[Array, "M d"]:
-    """Explicit θ̃, solved: the minimiser of L2, (Λ1 + ridge·I) θ̃(θ) = E[TQ_θ φ] (a step of Algorithm 1)."""
-    return _solve_parameters(phi, targets, feature_cov, ridge)
+    """Explicit θ̃, solved: the minimiser of L2, Λ1 θ̃(θ) = E[TQ_θ φ] (a step of Algorithm 1), for ``representation_loss``.
+
+    No gradient flows through it: θ̃ is at its minimum and φ is to learn from L1 alone.
+
+    Args:
+      phi: φ(s, a).
+      targets: TQ_θ(s, a).
+      feature_cov: Λ1, that of this batch if not given; a moving average must have seen a batch (``update_covariance``).
+      ridge: added to the diagonal of Λ1, relative to its mean.
+    """
+    phi, targets = jax.lax.stop_gradient((phi, targets))
+    cov = product(phi.T, phi) / len(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
+    result = _solve_parameters(phi, targets, cov, ridge)
+    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+        raise ValueError(
+            f"solve_parameters: Λ1 has no inverse at a ridge of {float(ridge):.3g} of its mean diagonal "
+            f"{float(jnp.trace(cov)) / len(cov):.3g}; raise the ridge, or look for NaN in phi and targets"
+        )
+    return result
 
 
 @in_float64
 def _solve_parameters(phi: Array, targets: Array, feature_cov: Array, ridge: Scalar) -> Array:
-    system = feature_cov + ridge * jnp.eye(len(feature_cov), dtype=phi.dtype)
+    mean = jnp.trace(feature_cov) / len(feature_cov)
+    system = feature_cov + ridge * mean * jnp.eye(len(feature_cov), dtype=phi.dtype)
     factor = jnp.linalg.cholesky(system)
     return jax.scipy.linalg.cho_solve((factor, True), product(phi.T, targets) / len(phi)).T
 
@@ -197,19 +221,22 @@ def descend_parameters(
     theta: Float[Array, "M d"],
     phi: Float[Array, "B d"],
     targets: Float[Array, "B M"],
-    feature_cov: Float[Array, "d d"],
     steps: int,
+    feature_cov: Float[Array, "d d"] | None = None,
 ) -> Float[Array, "M d"]:
     """Explicit θ̃, reset: ``steps`` of gradient descent on L2 that start anew from the sampled θ (appendix E.2).
 
-    A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / tr Λ1, which never overshoots since tr Λ1 bounds the largest eigenvalue.
+    A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / λ_max(Λ1). No gradient flows through it, and Λ1 is that of the batch if not given, as in
+    ``solve_parameters``.
     """
+    theta, phi, targets = jax.lax.stop_gradient((theta, phi, targets))
+    cov = product(phi.T, phi) / len(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
     moment = product(targets.T, phi) / len(phi)
-    trace = jnp.trace(feature_cov)
-    step_size = jnp.where(trace > 0, 1 / jnp.where(trace > 0, trace, 1), 0)
+    largest = jnp.linalg.eigvalsh(cov)[-1]
+    step_size = jnp.where(largest > 0, 1 / jnp.where(largest > 0, largest, 1), 0)
 
     def step(_: Array, theta_tilde: Array) -> Array:
-        return theta_tilde - step_size * (product(theta_tilde, feature_cov) - moment)
+        return theta_tilde - step_size * (product(theta_tilde, cov) - moment)
 
     return jax.lax.fori_loop(0, steps, step, theta)
 
@@ -218,8 +245,15 @@ def _mean_quadratic(x: Array, cov: Array) -> Array:
     return jnp.sum(x * product(x, cov)) / len(x)
 
 
-def _weighted_orthogonality(x: Array, weight: Scalar | Array) -> Array:
-    if isinstance(weight, float | int) and weight == 0:
-        return jnp.zeros((), x.dtype)
-    weight = jnp.asarray(weight, x.dtype)
-    return orthogonality_loss(x, weight) if weight.ndim == 2 else weight * orthogonality_loss(x)
+def _weighted_orthogonality(name: str, x: Array, weight: Array | float) -> Array:
+    weight = jnp.asarray(weight)
+    if weight.ndim == 0:
+        return jnp.zeros((), x.dtype) if known(weight) == 0 else weight * orthogonality_loss(x)
+    if weight.ndim == 2:
+        return orthogonality_loss(x, weight)
+    raise ValueError(f"representation_loss: {name} must be one number or one for each pair, (d, d), got shape {weight.shape}")
+
+
+def _check_alpha(function: str, alpha: Scalar) -> None:
+    if (number := known(alpha)) is not None and not 0 <= number <= 1:
+        raise ValueError(f"{function}: alpha must lie in [0, 1], got {number}; it weighs the new batch")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from spectral_bellman._arrays import Scalar, checked, is_concrete, product
+from spectral_bellman._arrays import Scalar, checked, known, product
 
 
 @checked
@@ -60,7 +60,8 @@ def retrace(
       discounts: γ_{t+1}, t = 0 … T-1; zero where s_{t+1} is terminal.
       target_policy: π(·|s_t), t = 0 … T; the first is not used.
       behaviour_prob: μ(a_t|s_t), t = 0 … T; the first and the last are not used. Infinity stops the trace: put it at the last
-        observation of a truncated episode and at padding, so that nothing behind them is looked at.
+        observation of a truncated episode and at padding, so that no earlier step looks behind them. The targets of those steps
+        themselves mean nothing, since no action was taken there: leave them out of the loss.
       lambda_: λ, the paper's β.
     """
     if len(rewards) == 0:
@@ -71,14 +72,17 @@ def retrace(
     q_taken = jnp.take_along_axis(q_next[:-1], a_next, axis=-1)[:, 0]
     pi_taken = jnp.take_along_axis(pi_next[:-1], a_next, axis=-1)[:, 0]
     trace = lambda_ * jnp.minimum(1, pi_taken / jnp.maximum(mu_next, jnp.finfo(q.dtype).tiny))
-    # G_t = offset_t + slope_t G_{t+1}: a linear recurrence, which the associative scan solves in log T steps.
+    # G_t = offset_t + slope_t G_{t+1}: a linear recurrence, which the associative scan solves in log T steps. Where the trace is
+    # stopped G_{t+1} is left out rather than multiplied by zero: it may be NaN.
     slope = jnp.append(discounts[:-1] * trace, jnp.zeros((), q.dtype))
     offset = rewards + discounts * value - jnp.append(discounts[:-1] * trace * q_taken, jnp.zeros((), q.dtype))
+    stopped = jnp.append(jnp.isinf(mu_next), True)
 
-    def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
-        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
+    def compose(later: tuple[Array, Array, Array], earlier: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        behind = jnp.where(earlier[2], 0, later[1])
+        return earlier[0] * jnp.where(earlier[2], 0, later[0]), earlier[0] * behind + earlier[1], earlier[2] | later[2]
 
-    return jax.lax.associative_scan(compose, (slope, offset), reverse=True)[1]
+    return jax.lax.associative_scan(compose, (slope, offset, stopped), reverse=True)[1]
 
 
 @checked
@@ -150,6 +154,9 @@ def n_step_targets(
 ) -> Float[Array, "T M"]:
     """The n-step targets of every step of a sequence, for every θ; near its end the steps that are left are used.
 
+    Episodes may terminate inside the sequence, by a discount of zero, but not be truncated: end the sequence there, or use
+    ``retrace_targets``.
+
     Args:
       rewards: r_{t+1}, t = 0 … T-1.
       discounts: γ_{t+1}; a zero ends the sum there.
@@ -195,8 +202,8 @@ def retrace_targets(
       policy_epsilon: ε_t of the target policies, which the paper lets go to zero.
       transform: the ε of ``signed_hyperbolic`` for ``transformed_retrace`` (1e-3 in the paper's agents), or None for plain values.
     """
-    if is_concrete(policy_epsilon) and not 0 <= policy_epsilon <= 1:
-        raise ValueError(f"retrace_targets: policy_epsilon must lie in [0, 1], got {float(policy_epsilon)}")
+    if (number := known(policy_epsilon)) is not None and not 0 <= number <= 1:
+        raise ValueError(f"retrace_targets: policy_epsilon must lie in [0, 1], got {number}; it is a probability")
 
     def targets(q: Array) -> Array:
         # f is increasing, so the greedy action in rescaled values is the greedy action.

@@ -14,7 +14,7 @@ import jax.scipy.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, product
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, known, product
 
 
 @checked
@@ -77,6 +77,7 @@ def thompson_parameters(
       factor: L, from ``factor`` or ``factor_scatter``.
       scale: σ, a variance.
     """
+    _check_scale("thompson_parameters", scale)
     shape = jnp.broadcast_shapes(mean.shape, z.shape)
     noise = jnp.sqrt(scale) * _solve(factor, z, transpose=True)
     return jnp.broadcast_to(mean, shape) + jnp.broadcast_to(noise, shape)
@@ -104,6 +105,7 @@ def ucb_bonus(phi: Float[Array, "... d"], precision: Float[Array, "d d"], scale:
 @checked
 def ucb_bonus_from_factor(phi: Float[Array, "... d"], factor: Float[Array, "d d"], scale: Scalar) -> Float[Array, "..."]:
     """``ucb_bonus`` through a kept factor: √σ ‖L⁻¹φ‖."""
+    _check_scale("ucb_bonus", scale)
     squared = jnp.sum(jnp.square(_solve(factor, phi, transpose=False)), axis=-1)
     positive = squared > 0  # the root has no derivative at zero
     return jnp.sqrt(scale) * jnp.where(positive, jnp.sqrt(jnp.where(positive, squared, 1)), 0)
@@ -124,8 +126,9 @@ def max_uncertainty_from_factor(feature_means: Float[Array, "P d"], factor: Floa
 @checked
 def bound_noise(noise: Float[Array, "... d"], bound: Scalar) -> Float[Array, "... d"]:
     """ξ shortened to ‖ξ‖ ≤ bound where it is longer; the paper's bound on θ_TS − θ̂ is R_max / (1 − γ) (section 2.2)."""
-    norm = jnp.linalg.norm(noise, axis=-1, keepdims=True)
-    return noise * jnp.where(norm > bound, bound / jnp.where(norm > bound, norm, 1), 1)
+    squared = jnp.sum(jnp.square(noise), axis=-1, keepdims=True)
+    outside = squared > jnp.square(bound)  # the root has no derivative at zero
+    return noise * jnp.where(outside, bound / jnp.sqrt(jnp.where(outside, squared, 1)), 1)
 
 
 @checked
@@ -135,6 +138,7 @@ def least_squares(phi: Float[Array, "N d"], targets: Float[Array, " N"], ridge: 
     For a replay in chunks, accumulate a ``Scatter`` of d + 1 columns, φ and the target beside it, and pass its factor to
     ``regression_parameters``.
     """
+    _check_ridge("least_squares", ridge)
     rows = jnp.concatenate([phi, targets[:, None]], axis=1)
     return regression_parameters(factor_scatter(add_scatter(init_scatter(rows.shape[1], rows.dtype), rows), ridge))
 
@@ -235,20 +239,25 @@ def _solve(factor: Array, x: Array, *, transpose: bool) -> Array:
     return jax.scipy.linalg.solve_triangular(factor, columns, lower=True, trans=int(transpose)).T.reshape(x.shape)
 
 
-def _check_ridge(function: str, ridge: Array | float) -> None:
-    if is_concrete(ridge) and not ridge > 0:
-        raise ValueError(f"{function}: ridge must be positive, got {float(ridge)}; the paper uses 0.1")
+def _check_ridge(function: str, ridge: Scalar) -> None:
+    if (number := known(ridge)) is not None and not number > 0:
+        raise ValueError(f"{function}: ridge must be positive, got {number}; the paper uses 0.1")
 
 
-def _check_discount(function: str, discount: Array | float) -> None:
-    if is_concrete(discount) and not 0 <= discount < 1:
-        raise ValueError(f"{function}: discount must lie in [0, 1), got {float(discount)}; the scale divides by 1 − discount")
+def _check_scale(function: str, scale: Scalar) -> None:
+    if (number := known(scale)) is not None and not number >= 0:
+        raise ValueError(f"{function}: scale must not be negative, got {number}; it is a variance, see exploration_scale")
+
+
+def _check_discount(function: str, discount: Scalar) -> None:
+    if (number := known(discount)) is not None and not 0 <= number < 1:
+        raise ValueError(f"{function}: discount must lie in [0, 1), got {number}; the scale divides by 1 − discount")
 
 
 def _check_positive(function: str, precision: Array, smallest: Array) -> None:
-    if is_concrete(smallest) and not smallest > 0:
+    if (number := known(smallest)) is not None and not number > 0:
         raise ValueError(
             f"{function}: precision {precision.shape}, {precision.dtype}, is not positive definite: its smallest eigenvalue is "
-            f"{float(smallest):.3g}. Raise the ridge, look for NaN in the features, or build the factor from chunks (Scatter), "
+            f"{number:.3g}. Raise the ridge, look for NaN in the features, or build the factor from chunks (Scatter), "
             "which loses no small eigenvalue to float32"
         )

@@ -6,6 +6,8 @@ import pytest
 
 from spectral_bellman.analysis.provenance import provenance, write_json
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_it_names_what_a_rerun_needs() -> None:
     facts = provenance()
@@ -14,12 +16,37 @@ def test_it_names_what_a_rerun_needs() -> None:
     assert "/" not in facts["command"].split()[0], "no paths of the machine"
 
 
-def test_the_commit_is_that_of_the_source() -> None:
-    root = Path(__file__).parents[2]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    expected = head.stdout.strip() if head.returncode == 0 else None
+def test_the_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECTRAL_BELLMAN_COMMIT", raising=False)
     commit = provenance()["commit"]
-    assert (commit and commit.rstrip("+")) == expected
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        assert commit is None, "an archive without history, or a machine without git"
+    else:
+        assert commit is not None
+        assert commit.rstrip("+") == head
+
+
+def test_changes_in_the_package_are_marked_and_no_other_repository_is_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git answers decides: a status with lines gives the plus; a file that git does not track gives no commit."""
+    answers = {"ls-files": "provenance.py", "rev-parse": "abc", "status": " M objective.py"}
+    folders = []
+
+    def git(command: list[str], cwd: Path, **_: object) -> subprocess.CompletedProcess[str]:
+        folders.append(cwd)
+        if command[1] not in answers:
+            raise subprocess.CalledProcessError(1, command)
+        return subprocess.CompletedProcess(command, 0, stdout=answers[command[1]])
+
+    monkeypatch.setattr(subprocess, "run", git)
+    monkeypatch.delenv("SPECTRAL_BELLMAN_COMMIT", raising=False)
+    assert provenance()["commit"] == "abc+"
+    assert {folder.name for folder in folders} == {"spectral_bellman"}
+    answers["status"] = ""
+    assert provenance()["commit"] == "abc"
+    del answers["ls-files"]
+    assert provenance()["commit"] is None
 
 
 def test_without_history_the_commit_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,4 +68,6 @@ def test_json_is_whole_or_absent(tmp_path: Path) -> None:
     assert path.stat().st_ino != first, "a new file takes the place of the old one, which is never half written"
     with pytest.raises(TypeError):
         write_json(path, {"bad": object()})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"not JSON": float("nan")})
     assert json.loads(path.read_text(encoding="utf-8")) == {"σ": 1}

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from spectral_bellman.networks import ResidualParameters
 
@@ -22,6 +23,11 @@ def test_it_is_a_residual_of_two_hidden_layers() -> None:
         hidden = np.maximum(np.asarray(layer.weight) @ hidden + np.asarray(layer.bias), 0)
     expected = theta + np.asarray(network.layers[2].weight) @ hidden + np.asarray(network.layers[2].bias)
     np.testing.assert_allclose(network(jnp.asarray(theta)), expected, rtol=1e-5)
+
+
+def test_many_at_once_need_vmap() -> None:
+    with pytest.raises(ValueError, match=r"theta must have shape \(5,\), got \(4,\); use jax.vmap for many"):
+        ResidualParameters(5, jax.random.key(0))(jnp.ones(4))
 
 
 def test_its_shape_is_that_of_the_paper() -> None:

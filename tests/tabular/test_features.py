@@ -90,6 +90,10 @@ def test_algorithm_2_reaches_the_optimal_values_at_the_rate_of_the_discount() ->
     [
         (lambda mdp: tabular.spectral_features(mdp, 17), r"rank must lie in \[1, 16\]"),
         (lambda mdp: tabular.spectral_features(mdp, 4, samples=3), "samples must be at least the rank 4"),
+        (lambda mdp: tabular.spectral_features(mdp, 4, iterations=0), "iterations must be at least 1"),
+        (lambda mdp: tabular.spectral_q_iteration(mdp, 9, 1, samples=8), r"rank must lie in \[1, 8\], the smaller of samples"),
+        (lambda mdp: tabular.spectral_q_iteration(mdp, 2, 1, variance=0.0), "variance must be positive, got 0.0"),
+        (lambda mdp: tabular.inherent_bellman_error(mdp, np.ones((8, 2, 1)), steps=0), "steps at least 1"),
         (lambda mdp: tabular.laplacian_features(mdp, 0), r"rank must lie in \[1, 16\]"),
     ],
 )

@@ -27,6 +27,11 @@ def test_subspace_error_is_drawn_beside_its_rate() -> None:
     assert "0.25" in panel.get_legend().get_texts()[1].get_text()
 
 
+def test_without_a_gap_there_is_no_rate_to_draw() -> None:
+    with pytest.raises(ValueError, match=r"rank must lie in \[1, 2\], so that something is left out; got 3"):
+        figures.plot_subspace_error(axes(), np.eye(3), rank=3, iterations=2)
+
+
 def test_parameter_distribution_follows_the_means() -> None:
     rounds = tabular.spectral_q_iteration(tabular.chain_mdp(5, 0.9), 2, 6)
     panel = axes()

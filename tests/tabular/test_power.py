@@ -64,6 +64,13 @@ def test_a_rank_above_that_of_the_matrix_leaves_zero_directions() -> None:
     np.testing.assert_allclose(values, [np.linalg.norm(matrix), 0, 0], atol=1e-10)
 
 
+def test_small_singular_values_and_small_weights_are_not_lost() -> None:
+    np.testing.assert_allclose(power_method(np.diag([1, 1e-3, 1e-8, 1e-10]), 4, 50)[2], [1, 1e-3, 1e-8, 1e-10], rtol=1e-6)
+    matrix = np.random.default_rng(0).normal(size=(4, 4))
+    features, parameters, _ = power_method(matrix, 4, 50, row_weights=[1, 1, 1, 1e-14])
+    np.testing.assert_allclose(features @ parameters.T, matrix, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

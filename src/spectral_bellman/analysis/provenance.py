@@ -32,7 +32,7 @@ def provenance() -> dict[str, Any]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write readable JSON, whole or not at all."""
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     temporary.replace(path)
 
 
@@ -55,12 +55,13 @@ def _commit() -> str | None:
 
     Where the tree came without its history, the variable SPECTRAL_BELLMAN_COMMIT can name it.
     """
-    source = Path(__file__).resolve().parent
+    file = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=file.parents[1], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", str(file))  # installed inside another repository, the package is no part of it
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SPECTRAL_BELLMAN_COMMIT")

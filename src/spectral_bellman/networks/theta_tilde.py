@@ -25,4 +25,8 @@ class ResidualParameters(eqx.Module):
     def __call__(self, theta: Float[Array, " d"]) -> Float[Array, " d"]:
         """One θ; ``jax.vmap`` for many."""
         first, second, last = self.layers
+        if theta.shape != (first.in_features,):
+            raise ValueError(
+                f"ResidualParameters: theta must have shape ({first.in_features},), got {theta.shape}; use jax.vmap for many"
+            )
         return theta + last(jax.nn.relu(second(jax.nn.relu(first(theta)))))

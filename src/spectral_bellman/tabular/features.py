@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spectral_bellman.tabular.ibe import value_bound
-from spectral_bellman.tabular.mdp import MDP, FloatArray, bellman_backup, generator, optimal_q
+from spectral_bellman.tabular.mdp import MDP, FloatArray, backup_of, generator, optimal_q
 from spectral_bellman.tabular.power import power_method
 
 
@@ -46,6 +46,8 @@ def spectral_features(
     samples = max(4 * rank, 128) if samples is None else samples
     if samples < rank:
         raise ValueError(f"samples must be at least the rank {rank}, got {samples}")
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
     rng = np.random.default_rng(seed)
     features = np.zeros((mdp.reward.size, rank))
     scale = float(np.abs(mdp.reward).max())
@@ -96,6 +98,12 @@ def spectral_q_iteration(
 
     Features are scaled to norm at most one, and turned so that each round's axes follow those of the round before.
     """
+    if not 1 <= rank <= min(samples, mdp.reward.size):
+        raise ValueError(
+            f"rank must lie in [1, {min(samples, mdp.reward.size)}], the smaller of samples and state-action pairs, got {rank}"
+        )
+    if not variance > 0:
+        raise ValueError(f"variance must be positive, got {variance}: without spread there is one θ and nothing to be closed under")
     rng = np.random.default_rng(seed)
     optimal = optimal_q(mdp)
     phi = rng.normal(size=(mdp.reward.size, rank))
@@ -103,8 +111,7 @@ def spectral_q_iteration(
     theta = np.zeros(rank)
     history = []
     for _ in range(rounds):
-        q = phi @ theta
-        theta = _project(phi, bellman_backup(mdp, q.reshape(mdp.reward.shape)).ravel())
+        theta = _project(phi, _backups(mdp, (phi @ theta)[:, None])[:, 0])
         drawn = theta + np.sqrt(variance) * rng.normal(size=(samples, rank))
         error = float(np.abs((phi @ theta).reshape(mdp.reward.shape) - optimal).max())
         history.append(Round(phi.reshape(*mdp.reward.shape, rank), theta, drawn, error))
@@ -152,8 +159,8 @@ def _basis(features: FloatArray) -> FloatArray:
 
 
 def _backups(mdp: MDP, functions: FloatArray) -> FloatArray:
-    value = functions.reshape(*mdp.reward.shape, -1).max(axis=1)
-    return mdp.reward.reshape(-1, 1) + mdp.discount * (mdp.transition.reshape(-1, mdp.num_states) @ value)
+    """TQ of functions given as columns, (S·A, n)."""
+    return backup_of(mdp, functions.reshape(*mdp.reward.shape, -1)).reshape(functions.shape)
 
 
 def _project(features: FloatArray, function: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from spectral_bellman._arrays import as_float64
 from spectral_bellman.tabular.features import Round
-from spectral_bellman.tabular.power import align, power_step
+from spectral_bellman.tabular.power import power_sweeps, singular_values
 
 COLORS = {"spectral": "#0b6e99", "Laplacian": "#d97706", "random": "#7a7a7a"}
 FLOOR = 1e-16
@@ -56,7 +56,7 @@ def plot_subspace_error(axes: Axes, matrix: ArrayLike, rank: int, iterations: in
     rate = (values[rank] / values[rank - 1]) ** 2
     axes.semilogy(sweeps, np.maximum(errors, FLOOR), color=COLORS["spectral"], marker="o", ms=2.5, label="Algorithm 1")
     # The rate is asymptotic: the line goes through the last point above rounding.
-    anchor = int(np.flatnonzero(errors > 1e-12)[-1])
+    anchor = int(np.flatnonzero(errors > 1e-12)[-1:].sum())
     expected = errors[anchor] * rate ** (sweeps - sweeps[anchor])
     within = (expected > FLOOR) & (expected < 1)
     axes.semilogy(
@@ -93,13 +93,12 @@ def plot_error_by_rank(axes: Axes, ranks: Sequence[int], errors: Mapping[str, np
 
 def sweep_history(matrix: np.ndarray, rank: int, iterations: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """After each sweep: the singular values found (iterations, rank), and the sine of the largest angle to the true span."""
-    rng = np.random.default_rng(seed)
-    phi, theta = (rng.normal(size=(size, rank)) for size in matrix.shape)
+    if not 1 <= rank < min(matrix.shape):
+        raise ValueError(f"rank must lie in [1, {min(matrix.shape) - 1}], so that something is left out; got {rank}")
     true = np.linalg.svd(matrix)[0][:, :rank]
     values, errors = [], []
-    for _ in range(iterations):
-        phi, theta = align(*power_step(matrix, phi, theta))
+    for phi, theta in power_sweeps(matrix, rank, iterations, seed=seed):
         basis = np.linalg.qr(phi)[0]
-        values.append(np.sqrt((phi**2).sum(axis=0) * (theta**2).sum(axis=0)))
+        values.append(singular_values(phi, theta))
         errors.append(np.linalg.norm(basis - true @ (true.T @ basis), 2))
     return np.array(values), np.array(errors)

@@ -56,6 +56,8 @@ def inherent_bellman_error(
     phi = as_float64(features, "features", "S A d")
     if phi.shape[:2] != mdp.reward.shape:
         raise ValueError(f"features have shape {phi.shape}, but the MDP has (S, A) = {mdp.reward.shape}")
+    if starts < 0 or steps < 1:
+        raise ValueError(f"starts must be at least 0 and steps at least 1, got {starts} and {steps}")
     bound = value_bound(mdp) if bound is None else bound
     space = _Space(phi, bound)
     rng = np.random.default_rng(seed)

@@ -38,7 +38,10 @@ class MDP:
             )
         if (transition < 0).any():
             s, a, t = (int(i) for i in np.argwhere(transition < 0)[0])
-            raise ValueError(f"transition[{s}, {a}, {t}] is {transition[s, a, t]}; a probability cannot be negative")
+            raise ValueError(
+                f"transition[{s}, {a}, {t}] is {transition[s, a, t]}; a probability cannot be negative: clip it, then "
+                "divide the row by its sum"
+            )
         sums = transition.sum(axis=-1)
         wrong = np.argwhere(np.abs(sums - 1) > 1e-6)
         if len(wrong):
@@ -69,7 +72,7 @@ class MDP:
 
 def bellman_backup(mdp: MDP, q: ArrayLike) -> FloatArray:
     """TQ(s, a) = r(s, a) + γ Σ_s' P(s'|s, a) max_a' Q(s', a'), exactly."""
-    return _backup(mdp, _check_q(mdp, q))
+    return backup_of(mdp, _check_q(mdp, q))
 
 
 def h_step_backup(mdp: MDP, q: ArrayLike, h: int) -> FloatArray:
@@ -78,7 +81,7 @@ def h_step_backup(mdp: MDP, q: ArrayLike, h: int) -> FloatArray:
         raise ValueError(f"h must be at least 0, got {h}")
     result = _check_q(mdp, q)
     for _ in range(h):
-        result = _backup(mdp, result)
+        result = backup_of(mdp, result)
     return result
 
 
@@ -97,7 +100,7 @@ def optimal_q(mdp: MDP) -> FloatArray:
         policy = np.where(better, np.argmax(q, axis=1), policy)
     while True:
         # ‖Q − Q*‖ ≤ ‖TQ − Q‖ / (1 − γ); the second bound is where float64 stops resolving the difference.
-        backup = _backup(mdp, q)
+        backup = backup_of(mdp, q)
         residual, size = np.abs(backup - q).max(), max(1.0, float(np.abs(backup).max()))
         q = backup
         if residual <= max(1e-10 * (1 - mdp.discount), 4 * np.finfo(float).eps) * size:
@@ -159,7 +162,7 @@ def random_mdp(key: Any, states: int, actions: int, discount: float, *, branchin
 
 def low_rank_mdp(key: Any, states: int, actions: int, rank: int, discount: float) -> tuple[MDP, FloatArray]:
     """A linear MDP, r = φᵀw and P = φᵀμ, and its features φ of shape (S, A, rank), whose inherent Bellman error is zero."""
-    if not 1 <= rank <= min(states, states * actions):
+    if not 1 <= rank <= states:
         raise ValueError(f"rank must lie in [1, {states}], the number of states, got {rank}")
     rng = generator(key)
     features = rng.dirichlet(np.full(rank, 0.5), size=(states, actions))
@@ -194,8 +197,10 @@ def generator(key: Any) -> np.random.Generator:
     return np.random.default_rng(key)
 
 
-def _backup(mdp: MDP, q: FloatArray) -> FloatArray:
-    return mdp.reward + mdp.discount * (mdp.transition @ q.max(axis=1))
+def backup_of(mdp: MDP, q: FloatArray) -> FloatArray:
+    """TQ of one Q or of many, (S, A, …), unchecked."""
+    reward = mdp.reward.reshape(mdp.reward.shape + (1,) * (q.ndim - 2))
+    return reward + mdp.discount * np.tensordot(mdp.transition, q.max(axis=1), axes=1)
 
 
 def _check_q(mdp: MDP, q: ArrayLike) -> FloatArray:

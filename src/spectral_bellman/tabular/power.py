@@ -1,5 +1,7 @@
 """Algorithm 1, the Spectral Bellman Power Method, on a fixed matrix TQ."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -43,15 +45,25 @@ def power_method(
     rho = _weights(row_weights, "row_weights", n)
     nu = _weights(column_weights, "column_weights", m)
     weighted = np.sqrt(rho)[:, None] * target * np.sqrt(nu)
+    *_, (phi, theta) = power_sweeps(weighted, rank, iterations, seed=seed)
+    # Undo the weights through the equations of the sweep, which hold for rows and columns of weight zero as well.
+    features = target @ (np.sqrt(nu)[:, None] * _over_cov(theta))
+    parameters = target.T @ (np.sqrt(rho)[:, None] * _over_cov(phi))
+    return features, parameters, singular_values(phi, theta)
+
+
+def power_sweeps(weighted: FloatArray, rank: int, iterations: int, *, seed: int = 0) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """φ̄ and θ̄, aligned, after each sweep on the weighted matrix, from a random start."""
     rng = np.random.default_rng(seed)
-    phi, theta = rng.normal(size=(n, rank)), rng.normal(size=(m, rank))
+    phi, theta = (rng.normal(size=(size, rank)) for size in weighted.shape)
     for _ in range(iterations):
         phi, theta = align(*power_step(weighted, phi, theta))
-    values = np.sqrt((phi**2).sum(axis=0) * (theta**2).sum(axis=0))
-    # Undo the weights through the equations of the sweep, which hold for rows and columns of weight zero as well.
-    features = _divide(target @ (np.sqrt(nu)[:, None] * theta), theta.T @ theta)
-    parameters = _divide(target.T @ (np.sqrt(rho)[:, None] * phi), phi.T @ phi)
-    return features, parameters, values
+        yield phi, theta
+
+
+def singular_values(phi: FloatArray, theta: FloatArray) -> FloatArray:
+    """√(λ_i μ_i) of aligned φ̄ and θ̄."""
+    return np.sqrt((phi**2).sum(axis=0) * (theta**2).sum(axis=0))
 
 
 def power_step(
@@ -62,9 +74,8 @@ def power_step(
     ``simultaneous`` takes Algorithm 1 at its word and computes θ̄ from the φ̄ before the sweep too. That does not converge: φ̄ and
     θ̄ each invert the scale of the other and end in a cycle of two.
     """
-    new_phi = _divide(weighted @ theta, theta.T @ theta)
-    basis = phi if simultaneous else new_phi
-    return new_phi, _divide(weighted.T @ basis, basis.T @ basis)
+    new_phi = weighted @ _over_cov(theta)
+    return new_phi, weighted.T @ _over_cov(phi if simultaneous else new_phi)
 
 
 def align(phi: FloatArray, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -75,9 +86,9 @@ def align(phi: FloatArray, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
     return phi_basis @ left * np.sqrt(values), theta_basis @ right.T * np.sqrt(values)
 
 
-def _divide(x: FloatArray, cov: FloatArray) -> FloatArray:
-    """x Λ⁻¹, with zero for directions in which Λ vanishes (a rank above that of the matrix)."""
-    return x @ np.linalg.pinv(cov, rcond=1e-14, hermitian=True)
+def _over_cov(x: FloatArray) -> FloatArray:
+    """x Λ⁻¹ with Λ = xᵀx, without forming Λ, whose condition number is squared; zero where x has no direction."""
+    return np.asarray(np.linalg.pinv(x).T)
 
 
 def _weights(weights: ArrayLike | None, name: str, size: int) -> FloatArray:

@@ -77,7 +77,7 @@ def run(study: TabularStudy, console: Console) -> Path:
     console.print(_power_table(backups))
     for name, ranks in RANKS.items():
         console.print(_error_table(name, ranks, errors[name]))
-    console.print(f"Figure: [bold]{path}[/bold]   numbers: {study.out / 'summary.json'}", soft_wrap=True)
+    console.print(f"Figure: {path}   numbers: {study.out / 'summary.json'}", soft_wrap=True, markup=False)
     return path
 
 
