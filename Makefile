@@ -12,41 +12,50 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
 
-.PHONY: help install run test format lint types pytest lock clean
+.PHONY: help install develop run test format lint types pytest lock clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/installed ## set up .venv
 
+develop: .venv/developing ## and what the checks need
+
 # Debian ships Python without ensurepip: then the pip outside fills the environment.
 .venv/installed: requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "No Python 3.11 or newer found. Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Installing into .venv (about a minute, once)"
-	@$(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/developing: .venv/installed requirements-dev.lock
+	@echo "Installing what the checks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.lock
 	@touch $@
 
 run: install ## show the method on finite MDPs: tables and a figure
 	@$(BIN)/sbm tabular
 
-test: install lint types pytest ## every check
+test: develop lint types pytest ## every check
 
-format: install ## put the code into its format
+format: develop ## put the code into its format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-lint: install
+lint: develop
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
 
-types: install
+types: develop
 	@$(BIN)/mypy
 
-pytest: install
+pytest: develop
 	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal
 
+COMPILE := uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade
 lock: ## choose the newest versions again (needs uv)
-	uv pip compile --universal --python-version 3.11 pyproject.toml --extra dev --no-header --no-annotate --upgrade --output-file requirements.lock
+	printf 'hatchling\neditables\n' | $(COMPILE) pyproject.toml - --output-file requirements.lock
+	$(COMPILE) pyproject.toml --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 
 clean: ## remove what was installed and cached
 	rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
