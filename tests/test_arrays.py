@@ -37,6 +37,10 @@ def test_a_wrong_argument_is_named(x: object, w: object, words: str) -> None:
         weighted_sum(x, w)
 
 
+def test_lists_of_traced_numbers_are_accepted() -> None:
+    np.testing.assert_allclose(jax.jit(lambda a: weighted_sum([[a, 2.0]], [a]))(3.0), [18, 12])
+
+
 def test_one_longer_than_another() -> None:
     np.testing.assert_allclose(pick([1.0, 2.0, 3.0], [2, 0]), [3, 1])
     with pytest.raises(

@@ -71,8 +71,8 @@ def known(value: Any) -> float | None:
 
 
 def is_concrete(value: Any) -> bool:
-    """Whether the value is there now; what ``jit`` and ``vmap`` trace is not."""
-    return not isinstance(value, jax.core.Tracer)
+    """Whether the value, or every part of a list, is there now; what ``jit`` and ``vmap`` trace is not."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def in_float64(function: Callable[..., R]) -> Callable[..., R]:
@@ -146,10 +146,10 @@ def _check_shapes(function: str, expected: dict[str, str], arrays: dict[str, Arr
         for axis, size in zip(axes, shape, strict=True):
             symbol, _, plus = axis.partition("_plus_")
             size -= int(plus or 0)
-            known, where = sizes.setdefault(symbol, (size, name))
-            if known != size and where == name:
+            first, where = sizes.setdefault(symbol, (size, name))
+            if first != size and where == name:
                 raise ValueError(f"{function}: {name} must be square, {_show(dims)}, got {arrays[name].shape}")
-            if known != size:
+            if first != size:
                 raise ValueError(
                     f"{function}: {name} has shape {arrays[name].shape} and {where} {arrays[where].shape}, which disagree on "
                     f"{symbol}: {where} is {_show(expected[where])} and {name} {_show(dims)}"
