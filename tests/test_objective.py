@@ -47,13 +47,14 @@ def test_no_gradient_through_targets_and_covariances(seed: int, alpha: float) ->
             np.testing.assert_array_equal(gradient, 0)
 
 
-def test_covariances_start_from_the_first_batch_and_then_average() -> None:
+@pytest.mark.parametrize("mse", [False, True])
+def test_covariances_start_from_the_first_batch_and_then_average(mse: bool) -> None:
     phi, theta_tilde, targets = grid(0)
     state = objective.init_covariances(D)
-    _, (state, _) = objective.representation_loss(phi, theta_tilde, targets, state, alpha=0.1)
+    _, (state, _) = objective.representation_loss(phi, theta_tilde, targets, state, alpha=0.1, mse=mse)
     np.testing.assert_allclose(state.feature, phi.T @ phi / B, rtol=1e-5)
     np.testing.assert_allclose(state.parameter, theta_tilde.T @ theta_tilde / M, rtol=1e-5)
-    _, (later, _) = objective.representation_loss(2 * phi, theta_tilde, targets, state, alpha=0.1)
+    _, (later, _) = objective.representation_loss(2 * phi, theta_tilde, targets, state, alpha=0.1, mse=mse)
     np.testing.assert_allclose(later.feature, (0.9 + 0.1 * 4) * phi.T @ phi / B, rtol=1e-5)
     np.testing.assert_allclose(later.parameter, state.parameter, rtol=1e-5)
 

@@ -82,8 +82,9 @@ def test_n_step_targets_are_n_step_for_each_step_and_theta(n: int) -> None:
 
 def test_n_step_targets_refuse_more_steps_than_there_are() -> None:
     s = sequence(1)
-    with pytest.raises(ValueError, match=r"n must lie in \[1, 7\], the length of the sequence; got 8"):
-        operators.n_step_targets(s["rewards"], s["discounts"], s["phi"][1:], s["theta"], T + 1)
+    for n in (0, T + 1):
+        with pytest.raises(ValueError, match=rf"n must lie in \[1, 7\], the length of the sequence; got {n}"):
+            operators.n_step_targets(s["rewards"], s["discounts"], s["phi"][1:], s["theta"], n)
 
 
 def test_rescaling_loses_no_digits_in_float32() -> None:

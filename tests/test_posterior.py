@@ -99,6 +99,13 @@ def test_precision_is_summed_in_float64_and_rounded_once(chunks: tuple[jax.Array
     np.testing.assert_array_max_ulp(np.asarray(posterior.precision(phi, RIDGE)), expected, maxulp=1)
 
 
+def test_a_scatter_has_the_dtype_it_is_given() -> None:
+    with jax.enable_x64(True):
+        scatter = posterior.add_scatter(posterior.init_scatter(2, "float32"), jnp.ones((3, 2), "float64"))
+        assert posterior.factor_scatter(scatter, 0.1).dtype == jnp.float32
+        assert posterior.factor_scatter(posterior.init_scatter(2), 0.1).dtype == jnp.float64
+
+
 def test_weights_and_padding() -> None:
     """A row of weight 3 counts three times; zero rows do not count."""
     phi = jax.random.normal(jax.random.key(0), (10, 4))

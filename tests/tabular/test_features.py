@@ -74,6 +74,21 @@ def test_laplacian_features_of_a_ring_are_its_waves() -> None:
     np.testing.assert_allclose(waves @ (waves.T @ basis), basis, atol=1e-10)
 
 
+def test_the_smoothest_laplacian_feature_is_the_root_of_the_degree() -> None:
+    mdp = tabular.random_mdp(0, 8, 2, 0.9, branching=2)
+    step = np.repeat(mdp.transition.reshape(16, 8), 2, axis=1) / 2
+    root = np.sqrt((step + step.T).sum(axis=1))
+    first = tabular.laplacian_features(mdp, 1).ravel()
+    np.testing.assert_allclose(np.abs(first) / np.linalg.norm(first), root / np.linalg.norm(root), atol=1e-8)
+
+
+def test_the_bound_sets_the_scale_of_the_error() -> None:
+    """Doubling D doubles the functions, and the error less the part that comes from the reward."""
+    mdp = tabular.random_mdp(0, 8, 2, 0.9)
+    narrow, wide = (tabular.spectral_features(mdp, 4, bound=bound, iterations=3)[1][0] for bound in (10.0, 1000.0))
+    assert 50 < wide / narrow < 150
+
+
 def test_algorithm_2_reaches_the_optimal_values_at_the_rate_of_the_discount() -> None:
     mdp, _ = tabular.low_rank_mdp(0, 20, 3, 3, 0.9)
     history = tabular.spectral_q_iteration(mdp, 4, 200)

@@ -35,6 +35,13 @@ def test_the_search_reaches_what_a_scan_finds() -> None:
         assert tabular.inherent_bellman_error(mdp, features) >= scan - 1e-9
 
 
+def test_the_search_starts_at_zero_where_the_backup_is_the_reward() -> None:
+    mdp = tabular.random_mdp(0, 6, 2, 0.8)
+    features = tabular.random_features(0, mdp, 3)
+    at_zero = tabular.best_fit(features, mdp.reward, tabular.value_bound(mdp))[1]
+    assert tabular.inherent_bellman_error(mdp, features, starts=0) >= at_zero
+
+
 def test_the_dual_of_a_fit_is_the_derivative_of_its_error() -> None:
     rng = np.random.default_rng(0)
     space = _Space(rng.normal(size=(6, 2, 3)), bound=5.0)

@@ -88,6 +88,7 @@ def test_an_mdp_cannot_be_changed_behind_its_back() -> None:
             {"transition": [[[0.5, 0.4]], [[0, 1]]]},
             r"transition\[0, 0\] sums to 0.9, not 1 \(1 of 2 rows do not\); divide each row",
         ),
+        ({"transition": [[[0.5, 0.5001]], [[0, 1]]]}, r"transition\[0, 0\] sums to 1.0001, not 1"),
         ({"transition": [[[1.5, -0.5]], [[0, 1]]]}, r"transition\[0, 0, 1\] is -0.5; a probability cannot be negative"),
         ({"reward": [[np.nan], [0]]}, r"reward\[0, 0\] is nan"),
         ({"reward": [0, 0]}, r"reward must have shape \(S, A\), got \(2,\)"),
