@@ -75,6 +75,11 @@ def is_concrete(value: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
+def is_broken(result: Array) -> bool:
+    """Whether a result is known to hold NaN or infinity, and must be refused; a traced one is not known."""
+    return is_concrete(result) and not bool(jnp.all(jnp.isfinite(result)))
+
+
 def in_float64(function: Callable[..., R]) -> Callable[..., R]:
     """Compute in float64 whatever the mode of JAX, and give the result in the dtype of the first argument.
 

@@ -12,7 +12,7 @@ import jax.scipy.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, known, product
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_broken, known, product
 
 
 @checked
@@ -81,7 +81,7 @@ def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | No
 def update_covariance(cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar) -> Float[Array, "d d"]:
     """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N, α being the weight of the new batch."""
     _check_alpha("update_covariance", alpha)
-    return (1 - alpha) * cov + alpha * product(x.T, x) / len(x)
+    return (1 - alpha) * cov + alpha * _second_moment(x)
 
 
 class Covariances(NamedTuple):
@@ -198,9 +198,9 @@ def solve_parameters(
       ridge: added to the diagonal of Λ1, relative to its mean.
     """
     phi, targets = jax.lax.stop_gradient((phi, targets))
-    cov = product(phi.T, phi) / len(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
+    cov = _second_moment(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
     result = _solve_parameters(phi, targets, cov, ridge)
-    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+    if is_broken(result):
         raise ValueError(
             f"solve_parameters: Λ1 has no inverse at a ridge of {float(ridge):.3g} of its mean diagonal "
             f"{float(jnp.trace(cov)) / len(cov):.3g}; raise the ridge, or look for NaN in phi and targets"
@@ -230,7 +230,7 @@ def descend_parameters(
     ``solve_parameters``.
     """
     theta, phi, targets = jax.lax.stop_gradient((theta, phi, targets))
-    cov = product(phi.T, phi) / len(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
+    cov = _second_moment(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
     moment = product(targets.T, phi) / len(phi)
     largest = jnp.linalg.eigvalsh(cov)[-1]
     step_size = jnp.where(largest > 0, 1 / jnp.where(largest > 0, largest, 1), 0)
@@ -239,6 +239,10 @@ def descend_parameters(
         return theta_tilde - step_size * (product(theta_tilde, cov) - moment)
 
     return jax.lax.fori_loop(0, steps, step, theta)
+
+
+def _second_moment(x: Array) -> Array:
+    return product(x.T, x) / len(x)
 
 
 def _mean_quadratic(x: Array, cov: Array) -> Array:

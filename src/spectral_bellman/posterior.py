@@ -14,7 +14,7 @@ import jax.scipy.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_concrete, known, product
+from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_broken, known, product
 
 
 @checked
@@ -32,11 +32,11 @@ def precision(phi: Float[Array, "N d"], ridge: Scalar) -> Float[Array, "d d"]:
 def factor(precision: Float[Array, "d d"]) -> Float[Array, "d d"]:
     """The lower Cholesky factor L of Σ = LLᵀ, computed in float64.
 
-    A matrix that is not positive definite is refused, with its smallest eigenvalue, here and wherever Σ is read; inside ``jit``,
-    where nothing can be refused, the factor is NaN.
+    A matrix that is not positive definite is refused, with its smallest eigenvalue, here and wherever Σ is read; one that is traced
+    (inside ``jit``) cannot be, and its factor is NaN.
     """
     result = _cholesky(precision)
-    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+    if is_broken(result):
         _check_positive("factor", precision, _eigenvalues(precision)[0])
     return result
 
@@ -114,7 +114,7 @@ def ucb_bonus_from_factor(phi: Float[Array, "... d"], factor: Float[Array, "d d"
 @checked
 def max_uncertainty(feature_means: Float[Array, "P d"], precision: Float[Array, "d d"], scale: Scalar) -> Float[Array, ""]:
     """U(σ) = max_π √σ ‖φ_π‖_{Σ⁻¹} (section 2.2) over P policies, given by their expected features φ_π = E_{d^π}[φ]."""
-    return jnp.max(ucb_bonus(feature_means, precision, scale))
+    return max_uncertainty_from_factor(feature_means, factor(precision), scale)
 
 
 @checked
@@ -188,7 +188,7 @@ def factor_scatter(scatter: Scatter, ridge: Scalar) -> Float[Array, "d d"]:
     """The lower factor L of λI + scatter; λ_min(LLᵀ) is right to 1% at condition numbers of 1e7."""
     _check_ridge("factor_scatter", ridge)
     result = _factor_scatter(scatter, ridge)
-    if is_concrete(result) and not bool(jnp.all(jnp.isfinite(result))):
+    if is_broken(result):
         bad = int(jnp.sum(~jnp.isfinite(scatter.high)))
         raise ValueError(
             f"factor_scatter: ridge {float(ridge):.3g} plus the scatter of the rows has no factor; {bad} of {scatter.high.size} "

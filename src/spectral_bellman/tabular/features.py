@@ -66,9 +66,8 @@ def spectral_features(
             best = features
         if errors[-1] <= 1e-12 * max(bound, scale):
             break
-    largest = np.sqrt((best**2).sum(axis=1).max())
     kept = np.array(errors[: int(np.argmin(errors)) + 1])
-    return (best / (largest or 1.0)).reshape(*mdp.reward.shape, rank), kept
+    return _into_unit_ball(best).reshape(*mdp.reward.shape, rank), kept
 
 
 class Round(NamedTuple):
@@ -106,8 +105,7 @@ def spectral_q_iteration(
         raise ValueError(f"variance must be positive, got {variance}: without spread there is one θ and nothing to be closed under")
     rng = np.random.default_rng(seed)
     optimal = optimal_q(mdp)
-    phi = rng.normal(size=(mdp.reward.size, rank))
-    phi /= np.sqrt((phi**2).sum(axis=1).max())
+    phi = _into_unit_ball(rng.normal(size=(mdp.reward.size, rank)))
     theta = np.zeros(rank)
     history = []
     for _ in range(rounds):
@@ -116,7 +114,7 @@ def spectral_q_iteration(
         error = float(np.abs((phi @ theta).reshape(mdp.reward.shape) - optimal).max())
         history.append(Round(phi.reshape(*mdp.reward.shape, rank), theta, drawn, error))
         found, _, _ = power_method(_backups(mdp, phi @ drawn.T), rank, sweeps, seed=int(rng.integers(2**31)))
-        found /= np.sqrt((found**2).sum(axis=1).max())
+        found = _into_unit_ball(found)
         left, _, right = np.linalg.svd(found.T @ phi)
         next_phi = found @ left @ right
         theta = _project(next_phi, phi @ theta)
@@ -126,8 +124,7 @@ def spectral_q_iteration(
 
 def random_features(key: Any, mdp: MDP, rank: int) -> FloatArray:
     """Gaussian features, (S, A, rank), of norm at most one."""
-    features = generator(key).normal(size=(*mdp.reward.shape, rank))
-    return features / np.sqrt((features**2).sum(axis=-1).max())
+    return _into_unit_ball(generator(key).normal(size=(*mdp.reward.shape, rank)))
 
 
 def laplacian_features(mdp: MDP, rank: int) -> FloatArray:
@@ -139,8 +136,7 @@ def laplacian_features(mdp: MDP, rank: int) -> FloatArray:
     adjacency = (step + step.T) / 2
     degree = np.sqrt(adjacency.sum(axis=1))
     _, vectors = np.linalg.eigh(adjacency / degree[:, None] / degree)
-    features = vectors[:, ::-1][:, :rank]
-    return (features / np.sqrt((features**2).sum(axis=1).max())).reshape(*mdp.reward.shape, rank)
+    return _into_unit_ball(vectors[:, ::-1][:, :rank]).reshape(*mdp.reward.shape, rank)
 
 
 def _sample_functions(rng: np.random.Generator, features: FloatArray, samples: int, bound: float) -> FloatArray:
@@ -151,6 +147,12 @@ def _sample_functions(rng: np.random.Generator, features: FloatArray, samples: i
     heights = bound * rng.uniform(size=samples)
     heights[0] = 0
     return functions * (heights / np.where(largest > 0, largest, 1))
+
+
+def _into_unit_ball(features: FloatArray) -> FloatArray:
+    """Scaled so that the largest feature has norm one; zero features stay zero."""
+    largest = np.sqrt((features**2).sum(axis=-1).max())
+    return features / (largest or 1.0)
 
 
 def _basis(features: FloatArray) -> FloatArray:

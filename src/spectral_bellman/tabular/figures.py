@@ -56,7 +56,8 @@ def plot_subspace_error(axes: Axes, matrix: ArrayLike, rank: int, iterations: in
     rate = (values[rank] / values[rank - 1]) ** 2
     axes.semilogy(sweeps, np.maximum(errors, FLOOR), color=COLORS["spectral"], marker="o", ms=2.5, label="Algorithm 1")
     # The rate is asymptotic: the line goes through the last point above rounding.
-    anchor = int(np.flatnonzero(errors > 1e-12)[-1:].sum())
+    above = np.flatnonzero(errors > 1e-12)
+    anchor = above[-1] if len(above) else 0
     expected = errors[anchor] * rate ** (sweeps - sweeps[anchor])
     within = (expected > FLOOR) & (expected < 1)
     axes.semilogy(
