@@ -1,10 +1,15 @@
 """The command ``sbm``."""
 
+import dataclasses
+import difflib
 import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from spectral_bellman.tabular import study
 
@@ -14,18 +19,214 @@ def tabular(config: tyro.conf.OmitArgPrefixes[study.TabularStudy]) -> None:
     study.run(config, Console())
 
 
-COMMANDS = {"tabular": tabular}
+def train(arguments: list[str]) -> None:
+    """Train an agent: sbm train PRESET --env ENV --out DIR."""
+    from spectral_bellman.environments import make
+    from spectral_bellman.training.config import TrainConfig
+    from spectral_bellman.training.run import build, configure, start
+
+    preset = next((x for x in arguments if not x.startswith("-")), None)
+    env = _value(arguments, "--env")
+    made = None
+    if preset is None or env is None:
+        if not {"-h", "--help"} & set(arguments):
+            raise ValueError("sbm train PRESET --env ENV: for example sbm train sbm-dqn-ts --env deep_sea/10 --out out/first")
+        default = TrainConfig("sbm-dqn-ts", "minatar/breakout")
+    else:
+        made = make(env)
+        default = configure(preset, made, {})
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        run: tyro.conf.OmitArgPrefixes[TrainConfig]
+        out: Path | None = None
+        """Folder for the run; out/PRESET-ENV if not given."""
+        dry_run: bool = False
+        """Say what would be run, with its parameters and memory, and stop."""
+
+    parsed = tyro.cli(
+        Arguments,
+        prog="sbm train",
+        description="Train an agent on an environment. Defaults are those of the preset on this environment.",
+        default=Arguments(default),
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    assert made is not None
+    folder = parsed.out or Path("out") / f"{parsed.run.preset}-{parsed.run.env.replace('/', '-')}"
+    console = Console()
+    if parsed.dry_run:
+        _describe(parsed.run, build(parsed.run.resolved(), made), folder, console)
+        return
+    result = start(parsed.run, made, folder, console)
+    _say_result(result, console)
+
+
+def resume(folder: tyro.conf.Positional[Path], frames: int | None = None) -> None:
+    """Go on with a run from its newest whole checkpoint.
+
+    Args:
+      folder: the run's folder.
+      frames: a new length, to go on past the old end.
+    """
+    from spectral_bellman.training.run import resume
+
+    _say_result(resume(folder, frames=frames), Console())
+
+
+def evaluate(folder: tyro.conf.Positional[Path], episodes: int = 10, checkpoint: str | None = None, video: bool = False) -> None:
+    """Play greedy episodes from a checkpoint, seeded apart from training.
+
+    Args:
+      folder: the run's folder.
+      episodes: how many, each seed.
+      checkpoint: its name in the folder checkpoints/; the newest if not given.
+      video: write an episode of the first seed as a GIF.
+    """
+    from spectral_bellman.training.evaluate import evaluate
+
+    evaluate(folder, episodes, checkpoint, video, Console())
+
+
+def report(folders: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None) -> None:
+    """Learning curves with 95% intervals over seeds, diagnostics, and a table of mean, median and IQM.
+
+    Args:
+      folders: runs, or folders with runs below them.
+      out: folder for the figures and the table.
+    """
+    from spectral_bellman.analysis.report import report
+
+    report(list(folders), out, Console())
+
+
+def presets() -> None:
+    """List the agents."""
+    from spectral_bellman.agents.presets import PRESETS
+
+    table = Table("preset", "the paper's row", "representation", "exploration")
+    for name, preset in PRESETS.items():
+        table.add_row(name, preset.row, preset.agent["representation"], preset.agent["exploration"])
+    Console().print(table)
+
+
+def envs() -> None:
+    """List the environments."""
+    from spectral_bellman.environments import available
+
+    table = Table("environment", "what it is")
+    for name, line in available().items():
+        table.add_row(name, line)
+    Console().print(table)
+
+
+def bench(env: tyro.conf.Positional[str] = "deep_sea/10", seeds: int = 1, seconds: float = 10.0, out: Path | None = None) -> None:
+    """Measure training speed against the bare environment, and sbm-dqn-ts against dqn, in one run.
+
+    Args:
+      env: the environment.
+      seeds: seeds trained side by side.
+      seconds: to measure each for, after compilation.
+      out: a JSON file for the figures.
+    """
+    from spectral_bellman.training.bench import bench
+
+    bench(env, seeds, seconds, out, Console())
+
+
+def demo(out: Path = Path("out/demo"), episodes: int = 200, seeds: int = 3) -> None:
+    """Train sbm-dqn-ts and dqn on deep_sea/10 and compare them: what ``make run`` shows.
+
+    Args:
+      out: folder for the runs and the figure; a number is added if it is taken.
+      episodes: of each seed.
+      seeds: of each agent.
+    """
+    from spectral_bellman.analysis.demo import demo
+
+    demo(out, episodes, seeds, Console())
+
+
+COMMANDS: dict[str, Any] = {
+    "train": train,
+    "resume": resume,
+    "evaluate": evaluate,
+    "report": report,
+    "presets": presets,
+    "envs": envs,
+    "bench": bench,
+    "demo": demo,
+    "tabular": tabular,
+}
 
 
 def main() -> None:
     """Entry point: a user's mistake is one line and exit status 2, not a traceback."""
+    arguments = sys.argv[1:]
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="sbm", description="The Spectral Bellman Method.")
-    except OSError as error:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            close = difflib.get_close_matches(arguments[0], COMMANDS, n=2)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise ValueError(f"there is no command {arguments[0]!r}: {hint}")
+        if arguments[:1] == ["train"]:
+            train(arguments[1:])
+        else:
+            described = {name: _listed(command) if command is train else command for name, command in COMMANDS.items()}
+            tyro.extras.subcommand_cli_from_dict(described, prog="sbm", description="The Spectral Bellman Method.")
+    except (OSError, ValueError, ImportError, ArithmeticError) as error:
         Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _listed(command: Any) -> Any:
+    """A stand-in for ``train`` in the list of commands: its own flags depend on the preset and the environment."""
+
+    def listed(arguments: Annotated[tuple[str, ...], tyro.conf.Positional]) -> None:
+        command(list(arguments))
+
+    listed.__doc__ = command.__doc__
+    return listed
+
+
+def _value(arguments: list[str], flag: str) -> str | None:
+    for i, argument in enumerate(arguments):
+        if argument == flag and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(flag + "="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _describe(config: Any, loop: Any, folder: Path, console: Console) -> None:
+    from spectral_bellman.training import memory
+
+    table = Table("setting", "value", title=f"{config.preset} on {config.env}")
+    resolved = dataclasses.asdict(config.resolved())
+    for name, value in {**resolved, **resolved["agent"]}.items():
+        if name != "agent":
+            table.add_row(name, str(value))
+    console.print(table)
+    need = memory.estimate(loop)
+    console.print(
+        f"{need.parameters:,} parameters a seed; {config.samples_per_step:.3g} samples per agent step; {config.rounds:,} rounds of "
+        f"{config.round_frames:,} frames, {config.agent.updates} gradient steps of {config.agent.batch} in each",
+        highlight=False,
+    )
+    console.print(
+        f"memory: {memory.show(need.total)} (replay {memory.show(need.replay)}, agents {memory.show(need.agent)}, working "
+        f"{memory.show(need.working)}, process {memory.show(need.process)}); the run would go to {folder}",
+        highlight=False,
+    )
+    memory.check(need, config.replay_capacity)
+    loop.close()
+
+
+def _say_result(result: Any, console: Console) -> None:
+    if result.summary:
+        speed = result.summary["frames_per_s"]
+        console.print(f"{result.folder}: finished, {speed:,.0f} frames/s; sbm report {result.folder} draws it", highlight=False)
 
 
 if __name__ == "__main__":

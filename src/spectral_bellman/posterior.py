@@ -59,8 +59,8 @@ def exploration_scale_from_factor(factor: Float[Array, "d d"], discount: Scalar)
 
 @checked
 def min_eigenvalue(factor: Float[Array, "d d"]) -> Float[Array, ""]:
-    """λ_min(Σ) of Σ = LLᵀ."""
-    return _factor_eigenvalues(factor)[0]
+    """λ_min(Σ) of Σ = LLᵀ, by the power method on Σ⁻¹: a dozen products of matrices, where all eigenvalues would cost a hundred."""
+    return _min_eigenvalue(factor)
 
 
 @checked
@@ -213,8 +213,15 @@ def _eigenvalues(matrix: Array) -> Array:
 
 
 @in_float64
-def _factor_eigenvalues(factor: Array) -> Array:
-    return jnp.linalg.eigvalsh(product(factor, factor.T), symmetrize_input=True)
+def _min_eigenvalue(factor: Array) -> Array:
+    inverse = jax.scipy.linalg.solve_triangular(factor, jnp.eye(len(factor), dtype=factor.dtype), lower=True)
+    covariance = product(inverse.T, inverse)
+    power = covariance / jnp.trace(covariance)
+    # To the power 2¹⁵ it projects on its first eigenvector; eigenvalues too near to be told apart cost a share of d/90,000 at most.
+    for _ in range(15):
+        power = product(power, power)
+        power = power / jnp.trace(power)
+    return 1 / jnp.sum(covariance * power)
 
 
 @in_float64

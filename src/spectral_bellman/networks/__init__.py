@@ -1,5 +1,6 @@
 """Networks: modules of equinox, arrays in, arrays out, no batch axis."""
 
+from spectral_bellman.networks.features import MLP, FeatureNetwork, MinAtarCNN, NatureCNN, feature_network, torso_for
 from spectral_bellman.networks.theta_tilde import ResidualParameters
 
-__all__ = ["ResidualParameters"]
+__all__ = ["MLP", "FeatureNetwork", "MinAtarCNN", "NatureCNN", "ResidualParameters", "feature_network", "torso_for"]

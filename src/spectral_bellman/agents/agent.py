@@ -1,0 +1,281 @@
+"""The agent: every DQN row of the paper's tables, composed of what the config names. Pure functions over pytrees of arrays.
+
+A round (Algorithm 2) is: collect with the published policy; copy the target network; fit θ̂; publish the next policy from φ, θ̂ and Σ;
+learn φ. td fits φ and θ̂ with one loss and publishes after it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from spectral_bellman import objective, posterior
+from spectral_bellman._arrays import RandomKey, product
+from spectral_bellman.agents import exploration
+from spectral_bellman.agents.config import AgentConfig
+from spectral_bellman.agents.exploration import Actor, Policy, Timestep
+from spectral_bellman.agents.representation import (
+    Target,
+    Terms,
+    features,
+    features_taken,
+    q_targets,
+    representation,
+    rewards_and_discounts,
+)
+from spectral_bellman.networks import FeatureNetwork, feature_network
+from spectral_bellman.objective import Covariances
+from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
+
+PREPARED_BYTES = 128 * 2**20
+"""What the targets of one chunk of gradient steps, computed at once, may need for φ(s', ·)."""
+
+
+class AgentState(NamedTuple):
+    """All that learns, and the target copies."""
+
+    network: FeatureNetwork
+    theta: Float[Array, " d"]
+    backup: Any
+    frozen: Any
+    target: Target
+    optimiser: Any
+    theta_optimiser: Any
+    covariances: Covariances
+    draws: Array
+    """propagated: the keys of the draws."""
+
+
+class Phase(NamedTuple):
+    """A run of gradient steps with targets that stand still."""
+
+    steps: int
+    prepare: Callable[[AgentState, Transition, RandomKey], Any]
+    """(state, batches (S, B, …), key) -> a pytree with leading axis S."""
+    update: Callable[[AgentState, Transition, Any], tuple[AgentState, Terms, Float[Array, " B"]]]
+    """(state, batch, prepared) -> state, terms of the loss, priorities."""
+
+
+class Agent:
+    """An agent for environments with this observation and this many actions."""
+
+    def __init__(self, config: AgentConfig, observation: jax.ShapeDtypeStruct, num_actions: int) -> None:
+        self.config, self.observation, self.num_actions = config, observation, num_actions
+        self.representation = representation(config, observation)
+        self.optimiser = optax.adam(config.learning_rate, eps=config.adam_epsilon)
+        self.theta_optimiser = optax.adam(config.q_learning_rate, eps=config.adam_epsilon)
+
+    def init(self, key: RandomKey) -> AgentState:
+        """A state that has learned nothing."""
+        config, d = self.config, self.config.dimension
+        keys = jax.random.split(key, 3)
+        network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
+        # θ = 0 gives φ nothing to learn from where both come from one loss.
+        theta = jnp.ones(1) if config.plain else jnp.zeros(d)
+        if config.representation == "td" and not config.plain:
+            theta = jax.random.normal(keys[1], (d,))
+        backup, frozen = self.representation.init(keys[2]) if self.representation else ((), ())
+        return AgentState(
+            network=network,
+            theta=theta,
+            backup=backup,
+            frozen=frozen,
+            # Arrays of their own: a state is donated, and the same buffer must not be given away twice.
+            target=jax.tree.map(jnp.copy, Target(network, theta, self._target_backup(backup))),
+            optimiser=self.optimiser.init((network, backup) if self.representation else network),
+            theta_optimiser=self.theta_optimiser.init(theta),
+            covariances=objective.init_covariances(d),
+            draws=jax.random.split(keys[1], config.propagated_draws if config.exploration == "propagated" else 0),
+        )
+
+    def init_actor(self, num_envs: int, key: RandomKey) -> Actor:
+        """What belongs to each of ``num_envs`` environments."""
+        return exploration.init_actor(self.config, num_envs, key)
+
+    def init_policy(self, state: AgentState) -> Policy:
+        """The policy before the first round: random actions."""
+        network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
+        return Policy(network, theta, exploration.no_noise(self.config), jnp.ones(()))
+
+    def act(
+        self, policy: Policy, actor: Actor, timestep: Timestep, key: RandomKey
+    ) -> tuple[Int[Array, " N"], Float[Array, " N"], Actor]:
+        """Actions of N environments, the probabilities they were chosen with, and the actor after them."""
+        episode_key, action_key = jax.random.split(key)
+        actor = exploration.begin_episodes(actor, timestep.first, self.config, episode_key)
+        phi = features(policy.network, timestep.observation, self.config)
+        values = exploration.action_values(policy, actor, phi, self.config)
+        return *exploration.choose(values, policy.epsilon, action_key), actor
+
+    def act_greedily(
+        self, policy: Policy, observation: Array, epsilon: float, key: RandomKey
+    ) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+        """Evaluation: ε-greedy in φᵀθ̂, without noise."""
+        values = features(policy.network, observation, self.config) @ policy.theta
+        return exploration.choose(values, jnp.asarray(epsilon), key)
+
+    def learn(
+        self, state: AgentState, replay: Replay, agent_steps: Int[Array, ""], round_number: Int[Array, ""], key: RandomKey
+    ) -> tuple[AgentState, Policy, Terms]:
+        """One round of learning: the new state, the policy to publish, and the terms of the losses at the end of each chunk of steps."""
+        keys = jax.random.split(key, 3)
+        state = self._copy_target(state, round_number)
+        if self.representation is None:
+            phase = Phase(self.config.updates, self._prepare_q, self._update_td)
+            state, terms = self._run(phase, state, replay, keys[0])
+            return *self._publish(state, replay, agent_steps, round_number, keys[1]), terms
+        state, terms = self._fit_theta(state, replay, keys[0])
+        state, policy = self._publish(state, replay, agent_steps, round_number, keys[1])
+        phase = Phase(self.config.representation_steps, self._prepare_representation, self._update_representation)
+        state, more = self._run(phase, state, replay, keys[2])
+        return state, policy, terms | more
+
+    def precision_factor(self, network: FeatureNetwork, selection: Rows) -> Float[Array, "d d"]:
+        """L of Σ = λI + Σ_D φφᵀ with the features of ``network``."""
+        phi = features_taken(network, selection.transitions, self.config)
+        scatter = posterior.init_scatter(self.config.dimension)
+        return posterior.factor_scatter(posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge)
+
+    def _run(self, phase: Phase, state: AgentState, replay: Replay, key: RandomKey) -> tuple[AgentState, Terms]:
+        """The steps of a phase, in chunks whose targets are computed at once."""
+        if not phase.steps:
+            return state, {}
+        per_step = self.config.batch * self.num_actions * self.config.dimension * 4
+        chunk = max(c for c in range(1, phase.steps + 1) if phase.steps % c == 0 and (c == 1 or c * per_step <= PREPARED_BYTES))
+
+        def run_chunk(state: AgentState, key: RandomKey) -> tuple[AgentState, Terms]:
+            sample_key, prepare_key = jax.random.split(key)
+            batches = sample(replay, sample_key, (chunk, self.config.batch))
+            prepared = phase.prepare(state, batches, prepare_key)
+
+            def step(state: AgentState, inputs: tuple[Transition, Any]) -> tuple[AgentState, None]:
+                return phase.update(state, *inputs)[0], None
+
+            # The terms are looked at once a chunk: where nobody reads them, XLA leaves out a third of a step.
+            state, _ = jax.lax.scan(step, state, jax.tree.map(lambda x: x[:-1], (batches, prepared)))
+            state, terms, _ = phase.update(state, *jax.tree.map(lambda x: x[-1], (batches, prepared)))
+            return state, terms
+
+        state, terms = jax.lax.scan(run_chunk, state, jax.random.split(key, phase.steps // chunk))
+        return state, terms
+
+    def _fit_theta(self, state: AgentState, replay: Replay, key: RandomKey) -> tuple[AgentState, Terms]:
+        """θ̂ with φ frozen: gradient steps on the squared error, or ridge regression."""
+        if self.config.q_solver == "adam":
+            return self._run(Phase(self.config.q_steps, self._prepare_theta, self._update_theta), state, replay, key)
+        return self._regress(state, rows(replay, key, self.config.precision_samples)), {}
+
+    def _regress(self, state: AgentState, selection: Rows) -> AgentState:
+        phi = features_taken(state.network, selection.transitions, self.config)
+        columns = jnp.concatenate([phi, q_targets(state.target, selection.transitions, self.config)[:, None]], axis=1)
+        scatter = posterior.init_scatter(columns.shape[1])
+        scatter = posterior.add_scatter(scatter, columns * jnp.sqrt(selection.weight)[:, None])
+        return state._replace(theta=posterior.regression_parameters(posterior.factor_scatter(scatter, self.config.ridge)))
+
+    def _prepare_theta(self, state: AgentState, batches: Transition, _: RandomKey) -> tuple[Array, Array]:
+        phi = jax.vmap(lambda batch: features_taken(state.network, batch, self.config))(batches)
+        return phi, self._prepare_q(state, batches, _)
+
+    def _update_theta(self, state: AgentState, _: Transition, prepared: tuple[Array, Array]) -> tuple[AgentState, Terms, Array]:
+        phi, targets = prepared
+        error = phi @ state.theta - targets
+        gradient = 2 * (error @ phi) / len(error)
+        theta, optimiser = _descend(self.theta_optimiser, gradient, state.theta_optimiser, state.theta)
+        state = state._replace(theta=theta, theta_optimiser=optimiser)
+        return state, {"q": jnp.mean(jnp.square(error))}, jnp.abs(error)
+
+    def _prepare_q(self, state: AgentState, batches: Transition, _: RandomKey) -> Array:
+        return jax.vmap(lambda batch: q_targets(state.target, batch, self.config))(batches)
+
+    def _update_td(self, state: AgentState, batch: Transition, targets: Array) -> tuple[AgentState, Terms, Array]:
+        """The DQN loss (φ(s, a)ᵀθ − r − γ max_a' φ⁻(s', a')ᵀθ⁻)², in φ and θ together."""
+
+        def loss(network: FeatureNetwork, theta: Array) -> tuple[Array, Array]:
+            error = features_taken(network, batch, self.config) @ theta - targets
+            return jnp.mean(jnp.square(error)), error
+
+        (value, error), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(state.network, state.theta)
+        network, optimiser = _descend(self.optimiser, gradients[0], state.optimiser, state.network)
+        state = state._replace(network=network, optimiser=optimiser)
+        if not self.config.plain:
+            theta, optimiser = _descend(self.theta_optimiser, gradients[1], state.theta_optimiser, state.theta)
+            state = state._replace(theta=theta, theta_optimiser=optimiser)
+        return state, {"td": value}, jnp.abs(error)
+
+    def _prepare_representation(self, state: AgentState, batches: Transition, key: RandomKey) -> Any:
+        assert self.representation is not None
+        return self.representation.prepare(state.target, state.theta, state.frozen, batches, key)
+
+    def _update_representation(self, state: AgentState, batch: Transition, prepared: Any) -> tuple[AgentState, Terms, Array]:
+        assert self.representation is not None
+        loss_of = self.representation.loss
+
+        def loss(trained: tuple[FeatureNetwork, Any]) -> tuple[Array, tuple[Covariances, Terms]]:
+            return loss_of(*trained, batch, prepared, state.covariances)
+
+        trained = (state.network, state.backup)
+        gradient, (covariances, terms) = jax.grad(loss, has_aux=True)(trained)
+        (network, backup), optimiser = _descend(self.optimiser, gradient, state.optimiser, trained)
+        state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
+        return state, terms, jnp.zeros(len(batch.action))
+
+    def _publish(
+        self, state: AgentState, replay: Replay, agent_steps: Array, round_number: Array, key: RandomKey
+    ) -> tuple[AgentState, Policy]:
+        """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), fixed until the next round publishes."""
+        config = self.config
+        noise = exploration.no_noise(config)
+        rows_key, draw_key = jax.random.split(key)
+        if config.exploration != "epsilon":
+            selection = rows(replay, rows_key, config.precision_samples)
+            factor = self.precision_factor(state.network, selection)
+            if config.exploration == "propagated":
+                state = state._replace(draws=state.draws.at[round_number % config.propagated_draws].set(draw_key))
+                noise = self._propagate(state, selection, factor)
+            else:
+                scale = posterior.exploration_scale_from_factor(factor, config.discount)
+                noise = exploration.posterior_noise(factor, scale * exploration.noise_factor(agent_steps, config))
+        return state, Policy(state.network, state.theta, noise, exploration.epsilon_at(agent_steps, config))
+
+    def _propagate(self, state: AgentState, selection: Rows, factor: Array) -> Array:
+        config, batch = self.config, selection.transitions
+        deviation = config.propagated_variance**0.5
+
+        def noise_of(key: RandomKey) -> tuple[Array, Array]:
+            each_key, prior_key = jax.random.split(key)
+            # By slot, so that a transition keeps its noise for as long as the draw lives.
+            noise = jax.vmap(lambda slot: jax.random.normal(jax.random.fold_in(each_key, slot)))(selection.slot)
+            return deviation * noise, deviation * config.ridge**0.5 * jax.random.normal(prior_key, (config.dimension,))
+
+        noise, prior = jax.vmap(noise_of)(state.draws)
+        return exploration.propagated_parameters(
+            features_taken(state.network, batch, config),
+            features(state.network, batch.next_observation, config),
+            *rewards_and_discounts(batch, config),
+            selection.weight,
+            noise.T,
+            prior,
+            factor,
+            config.propagated_iterations,
+            config.value_bound or config.largest_value,
+        )
+
+    def _target_backup(self, backup: Any) -> Any:
+        return backup if self.config.representation == "pvn" else ()
+
+    def _copy_target(self, state: AgentState, round_number: Array) -> AgentState:
+        current = Target(state.network, state.theta, self._target_backup(state.backup))
+        if self.config.target_rounds == 1:
+            return state._replace(target=current)
+        due = round_number % self.config.target_rounds == 0
+        return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
+
+
+def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+    # optax counts its steps in integers and multiplies them with floats.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimiser.update(gradient, state)
+    return optax.apply_updates(parameters, updates), state

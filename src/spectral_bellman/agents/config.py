@@ -1,0 +1,113 @@
+"""The settings of an agent: four choices and their numbers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Four choices (network, representation, exploration; the operator is one-step) and their numbers."""
+
+    # The network φ(s, ·).
+    network: Literal["auto", "mlp", "minatar", "nature"] = "auto"
+    """Torso; auto chooses by the observation."""
+    hidden: tuple[int, ...] = (128, 128)
+    """Units of each hidden layer; mlp only."""
+    features: int = 128
+    """d, dimension of φ(s, a). dqn has |A| plain outputs instead."""
+    norm: Literal["unit", "clip", "none"] = "unit"
+    """unit: φ/‖φ‖; clip: the paper's φ·min(1, 1/‖φ‖)."""
+
+    # The four choices.
+    representation: Literal["td", "mse", "spectral", "expected", "pvn"] = "spectral"
+    """What φ learns from. td: the DQN loss; mse: Bellman MSE over ν(θ); spectral: the paper's loss; expected: its form without sampling noise; pvn: random indicators."""
+    exploration: Literal["epsilon", "thompson", "ucb", "propagated"] = "thompson"
+    """epsilon: ε-greedy; thompson and ucb: on the precision matrix Σ; propagated: noise on every regression target, carried through the backups."""
+    q_solver: Literal["adam", "least_squares"] = "adam"
+    """How θ̂ is found: gradient steps, or ridge regression on the replay."""
+
+    # Learning; all counts are per round.
+    discount: float = 0.99
+    """γ."""
+    reward_clip: float = 1.0
+    """Rewards are clipped to ± this before learning; 0 turns it off."""
+    batch: int = 256
+    """Transitions in a batch."""
+    representation_steps: int = 28
+    """Gradient steps on φ a round; 0 leaves φ as it was drawn. td takes these and the q_steps on one loss."""
+    q_steps: int = 4
+    """Gradient steps on θ a round."""
+    learning_rate: float = 1e-3
+    """Of Adam, for φ and θ̃."""
+    q_learning_rate: float = 3e-3
+    """Of Adam, for θ."""
+    adam_epsilon: float = 1e-8
+    """Of both Adams."""
+    target_rounds: int = 1
+    """Rounds between copies to the target network."""
+
+    # Representation: ν(θ) = N(θ̂, variance·I), and the loss over it.
+    theta_samples: int = 64
+    """M, draws of θ in a gradient step."""
+    theta_variance: float = 1e-2
+    """σ_rep², a variance."""
+    alpha: float = 1.0
+    """Weight of the new batch in the moving averages Λ1 and Λ2; 1 makes the gradient that of Bellman MSE."""
+    feature_orthogonality: float = 0.03
+    """Weight of the orthogonality of φ."""
+    param_orthogonality: float = 0.0
+    """Weight of the orthogonality of θ̃; it grows like ‖θ̂‖⁴."""
+    pvn_networks: int = 10
+    """PVN: frozen random networks."""
+    pvn_outputs: int = 10
+    """PVN: indicators of each network; their product is the number of tasks."""
+    pvn_quantile: float = 0.01
+    """PVN: share of states on which an indicator fires."""
+
+    # Exploration.
+    warmup_steps: int = 5_000
+    """Agent steps of random actions before learning starts."""
+    epsilon_start: float = 1.0
+    """ε after the warm-up; exploration epsilon only, the others act greedily in what they drew."""
+    epsilon_end: float = 0.01
+    """ε at the end of the schedule."""
+    epsilon_steps: int = 100_000
+    """Agent steps over which ε falls linearly."""
+    ridge: float = 0.1
+    """λ of Σ = λI + Σ φφᵀ."""
+    precision_samples: int = 2_048
+    """Σ is built from the whole replay if it has no more transitions than this, else from so many draws, scaled up."""
+    noise_scale: float = 1.0
+    """Factor on the exploration variance σ_exp = λ_min(Σ)/(d(1 − γ))."""
+    noise_anneal_steps: int = 0
+    """Agent steps over which the factor falls linearly to zero; 0 never."""
+    noise_bound: bool = False
+    """Bound ‖θ_TS − θ̂‖ by R_max/(1 − γ)."""
+    propagated_variance: float = 0.01
+    """propagated: variance of the noise on each target."""
+    propagated_iterations: int = 16
+    """propagated: backups in a draw, a horizon's worth."""
+    propagated_draws: int = 8
+    """propagated: draws kept; each round the oldest is drawn anew, and an episode takes one and keeps it."""
+    value_bound: float = 0.0
+    """propagated: targets are clipped to ± this; 0 means R_max/(1 − γ)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the head has |A| plain outputs: nobody needs features."""
+        return self.representation == "td" and self.exploration == "epsilon" and self.q_solver == "adam"
+
+    @property
+    def dimension(self) -> int:
+        """d; a plain head is d = 1 with θ = 1."""
+        return 1 if self.plain else self.features
+
+    @property
+    def largest_value(self) -> float:
+        """R_max/(1 − γ), taking R_max = 1 where rewards are not clipped."""
+        return (self.reward_clip or 1.0) / (1 - self.discount)
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps a round, both phases together."""
+        return self.representation_steps + (self.q_steps if self.q_solver == "adam" or self.representation == "td" else 0)

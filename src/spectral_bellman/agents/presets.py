@@ -1,0 +1,105 @@
+"""The paper's rows by name, and the settings that suit a family of environments. Presets are data.
+
+A plain name is the setting we use; where it leaves the paper, ``docs/agents.md`` says why. ``sbm-dqn-ts-paper`` is the paper's table of
+hyper-parameters to the letter, and design choices of our own only where it is silent.
+"""
+
+import dataclasses
+import difflib
+from typing import Any, NamedTuple
+
+from spectral_bellman.agents.config import AgentConfig
+
+
+class Preset(NamedTuple):
+    """A composition, and the row of the paper it is."""
+
+    row: str
+    agent: dict[str, Any]
+    run: dict[str, Any] = {}
+
+
+PAPER: dict[str, Any] = {
+    "features": 256,
+    "norm": "clip",
+    "learning_rate": 3e-4,
+    "q_learning_rate": 3e-4,
+    "batch": 256,
+    "representation_steps": 512,
+    "q_steps": 64,
+    "theta_variance": 1e-2,
+    "ridge": 0.1,
+    "alpha": 0.1,
+    "reward_clip": 1.0,
+    "discount": 0.99,
+    # Where the paper is silent:
+    "theta_samples": 64,
+    "feature_orthogonality": 1.0,
+    "param_orthogonality": 1e-3,
+    "warmup_steps": 20_000,
+    "epsilon_steps": 250_000,
+}
+
+PRESETS = {
+    "dqn": Preset("DQN", {"representation": "td", "exploration": "epsilon"}),
+    "dqn-ts": Preset("Features from DQN loss", {"representation": "td", "exploration": "thompson"}),
+    "mse-dqn-ts": Preset("Features from naive MSE", {"representation": "mse", "exploration": "thompson", "feature_orthogonality": 0.0}),
+    "sbm-dqn-ts-no-orth": Preset(
+        "SBM without orthogonality", {"representation": "spectral", "exploration": "thompson", "feature_orthogonality": 0.0}
+    ),
+    "pvn-dqn": Preset("Online PVN (ε-greedy)", {"representation": "pvn", "exploration": "epsilon"}),
+    "pvn-dqn-ts": Preset("Online PVN (TS)", {"representation": "pvn", "exploration": "thompson"}),
+    "sbm-dqn": Preset("SBM + DQN (ε-greedy)", {"representation": "spectral", "exploration": "epsilon"}),
+    "sbm-dqn-ts": Preset("SBM + DQN (TS)", {"representation": "spectral", "exploration": "thompson"}),
+    "sbm-dqn-ts-paper": Preset(
+        "SBM + DQN (TS), hyper-parameters to the letter",
+        {"representation": "spectral", "exploration": "thompson", **PAPER},
+        {"num_envs": 128, "round_steps": 16, "replay_capacity": 1_000_000},
+    ),
+}
+
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "minatar": ({"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000}, {}),
+    "deep_sea": (
+        {"num_envs": 1},
+        {
+            "hidden": (128,),
+            "ridge": 0.01,
+            "batch": 128,
+            "representation_steps": 8,
+            "q_steps": 2,
+            "warmup_steps": 0,
+            "epsilon_steps": 1_000,
+            "reward_clip": 0.0,
+            "learning_rate": 1e-4,
+            "precision_samples": 5_200,
+            "propagated_draws": 1,
+        },
+    ),
+    "gym": (
+        {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},
+        {
+            "hidden": (120, 84),
+            "batch": 128,
+            "representation_steps": 12,
+            "q_steps": 4,
+            "warmup_steps": 1_000,
+            "epsilon_steps": 10_000,
+            "epsilon_end": 0.05,
+            "reward_clip": 0.0,
+        },
+    ),
+    "jax": ({"num_envs": 16, "round_steps": 8, "replay_capacity": 20_000, "frames": 100_000}, {"hidden": (64, 64), "reward_clip": 0.0}),
+}
+"""Family -> (settings of the run, settings of the agent)."""
+
+
+def preset_settings(preset: str, family: str) -> tuple[dict[str, Any], AgentConfig]:
+    """The run's settings and the agent's, for a preset on a family of environments."""
+    if preset not in PRESETS:
+        close = difflib.get_close_matches(preset, PRESETS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else "sbm presets lists them"
+        raise ValueError(f"there is no preset {preset!r}; {hint}")
+    run, agent = FAMILIES[family]
+    _, agent_changes, run_changes = PRESETS[preset]
+    return {**run, **run_changes}, dataclasses.replace(AgentConfig(), **{**agent, **agent_changes})

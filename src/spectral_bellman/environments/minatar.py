@@ -1,0 +1,112 @@
+"""MinAtar (Young and Tian 2019) as pgx has it in JAX: the five games, with sticky actions and all six actions."""
+
+import colorsys
+import contextlib
+import functools
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, UInt8
+
+from spectral_bellman._arrays import RandomKey
+from spectral_bellman.environments.base import Step
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+
+class MinAtarState(NamedTuple):
+    """A game and how long it has lasted."""
+
+    game: Any
+    """pgx's state, less what no game reads (those fields are None)."""
+    time: Int[Array, ""]
+    """The number of steps taken."""
+
+
+@dataclass(frozen=True)
+class MinAtar:
+    """A game of MinAtar, cut after ``max_steps``; with probability 0.1 the last action is taken again instead of the one given.
+
+    The observation is (10, 10, channels), one channel per kind of object. What the game itself calls its end is ``terminated``, the
+    2501 steps of freeway's clock included.
+    """
+
+    game: str
+    max_steps: int = 5_000
+    _pgx: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.game not in GAMES:
+            raise ValueError(f"MinAtar: there is no game {self.game!r}; choose one of {', '.join(GAMES)}")
+        if self.max_steps < 1:
+            raise ValueError(f"MinAtar: max_steps is {self.max_steps}; an episode takes at least 1 step")
+        # The module makes arrays when it is imported, which must not be traced if that happens inside jit.
+        with jax.ensure_compile_time_eval(), _lenient():
+            try:
+                module = importlib.import_module(f"pgx.minatar.{self.game}")
+            except ModuleNotFoundError as error:
+                raise ImportError("MinAtar needs pgx, which is not installed: pip install 'spectral_bellman[minatar]'") from error
+            name = "MinAtar" + self.game.title().replace("_", "")
+            # The class, as pgx.make takes neither option.
+            game = getattr(module, name)(use_minimal_action_set=False, sticky_action_prob=0.1)
+        object.__setattr__(self, "_pgx", game)
+
+    @property
+    def num_actions(self) -> int:
+        """Nothing, left, up, right, down, fire."""
+        return 6
+
+    @functools.cached_property
+    def observation(self) -> jax.ShapeDtypeStruct:
+        """The screen, true where there is an object of the channel's kind."""
+        shape = jax.eval_shape(lambda: self.reset(jax.random.key(0))[1])
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+
+    def reset(self, key: RandomKey) -> tuple[MinAtarState, Bool[Array, "10 10 channels"]]:
+        """A new game."""
+        with _lenient():
+            game = self._pgx._init(key)
+        return MinAtarState(_bare(game), jnp.zeros((), jnp.int32)), self._observe(game)
+
+    def step(self, state: MinAtarState, action: Int[Array, ""], key: RandomKey) -> tuple[MinAtarState, Step]:
+        """One frame.
+
+        Up to the end of a game, what ``step`` of pgx does with the same keys.
+        """
+        # Not pgx's ``step``, which also stops games that are over (a select over the whole state under vmap) and punishes illegal
+        # actions: here the caller resets, and every action is legal.
+        with _lenient():
+            game = self._pgx._step(state.game, action.astype(jnp.int32), key)
+        time = state.time + 1
+        truncated = (time >= self.max_steps) & ~game.terminated
+        return MinAtarState(_bare(game), time), Step(self._observe(game), game.rewards[0], game.terminated, truncated)
+
+    def render(self, state: MinAtarState) -> UInt8[Array, "160 160 3"]:
+        """A colour per channel, the lowest on top: that is the player in every game, and white."""
+        screen = self._observe(state.game)
+        hues = [colorsys.hsv_to_rgb(i / (screen.shape[-1] - 1), 0.7, 0.95) for i in range(screen.shape[-1] - 1)]
+        colours = jnp.array([(1.0, 1.0, 1.0), *hues, (0.0, 0.0, 0.0)]) * 255
+        empty = ~screen.any(axis=-1, keepdims=True)
+        image = colours.astype(jnp.uint8)[jnp.concatenate([screen, empty], axis=-1).argmax(axis=-1)]
+        return image.repeat(16, axis=0).repeat(16, axis=1)
+
+    def _observe(self, game: Any) -> Bool[Array, "10 10 channels"]:
+        with _lenient():
+            return self._pgx._observe(game, None)
+
+
+def _bare(game: Any) -> Any:
+    """Without the fields that the step writes and the games never read: a loop over steps need not carry them."""
+    unread = ("current_player", "observation", "rewards", "terminated", "truncated", "legal_action_mask", "_step_count")
+    return game.replace(**dict.fromkeys(unread))
+
+
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+    """pgx promotes dtypes and ranks, and mixes up integers in float64 mode; the caller may be stricter, or in that mode."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.enable_x64(False):
+        yield

@@ -1,0 +1,132 @@
+"""φ(s, ·): torsos that read an observation, and the head with |A|×d outputs. No batch axis; leaves are arrays only."""
+
+import math
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from spectral_bellman._arrays import RandomKey
+
+
+Layer = TypeVar("Layer", eqx.nn.Linear, eqx.nn.Conv2d)
+
+
+def started(layer: Layer, key: RandomKey) -> Layer:
+    """The layer with He's normal weights and no bias: features of different states start out different, also of one-hot states."""
+    assert layer.bias is not None
+    fan_in = math.prod(layer.weight.shape[1:])
+    weight = jax.random.normal(key, layer.weight.shape) * math.sqrt(2 / fan_in)
+    return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
+
+
+class FeatureNetwork(eqx.Module):
+    """φ(s, ·) = head(torso(s)), before any norm."""
+
+    torso: eqx.Module
+    head: eqx.nn.Linear
+    actions: int = eqx.field(static=True)
+
+    def __init__(self, torso: eqx.Module, width: int, actions: int, d: int, key: RandomKey) -> None:
+        self.torso, self.actions = torso, actions
+        self.head = started(eqx.nn.Linear(width, actions * d, key=key), key)
+
+    def __call__(self, observation: Array) -> Float[Array, "A d"]:
+        """φ(s, a) of every action."""
+        return self.head(self.torso(observation)).reshape(self.actions, -1)
+
+
+class MLP(eqx.Module):
+    """Dense layers with ReLU on the flattened observation."""
+
+    layers: tuple[eqx.nn.Linear, ...]
+
+    def __init__(self, shape: tuple[int, ...], hidden: tuple[int, ...], key: RandomKey) -> None:
+        sizes = (math.prod(shape), *hidden)
+        keys = jax.random.split(key, len(hidden))
+        self.layers = tuple(
+            started(eqx.nn.Linear(before, after, key=k), k) for before, after, k in zip(sizes[:-1], sizes[1:], keys, strict=True)
+        )
+
+    def __call__(self, observation: Array) -> Float[Array, " h"]:
+        """The last hidden layer."""
+        x = observation.astype(jnp.float32).ravel()
+        for layer in self.layers:
+            x = jax.nn.relu(layer(x))
+        return x
+
+
+class MinAtarCNN(eqx.Module):
+    """The MinAtar authors' torso: 16 filters of 3×3, then 128 units.
+
+    The convolution is a product of its 64 patches with the filters: XLA turns a convolution that is vmapped over seeds into a grouped
+    one, which is slow everywhere and hopeless on a CPU, while a product becomes a batched product.
+    """
+
+    convolution: eqx.nn.Linear
+    dense: eqx.nn.Linear
+
+    def __init__(self, shape: tuple[int, ...], key: RandomKey, filters: int = 16, hidden: int = 128) -> None:
+        height, width, channels = shape
+        keys = jax.random.split(key)
+        self.convolution = started(eqx.nn.Linear(9 * channels, filters, key=keys[0]), keys[0])
+        self.dense = started(eqx.nn.Linear((height - 2) * (width - 2) * filters, hidden, key=keys[1]), keys[1])
+
+    def __call__(self, observation: Array) -> Float[Array, " h"]:
+        """The last hidden layer; the observation is (height, width, channels)."""
+        x = observation.astype(jnp.float32)
+        height, width, channels = x.shape
+        shifted = [x[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
+        patches = jnp.concatenate(shifted, axis=-1).reshape(-1, 9 * channels)
+        x = jax.nn.relu(jax.vmap(self.convolution)(patches))
+        return jax.nn.relu(self.dense(x.ravel()))
+
+
+class NatureCNN(eqx.Module):
+    """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units."""
+
+    convolutions: tuple[eqx.nn.Conv2d, ...]
+    dense: eqx.nn.Linear
+
+    def __init__(self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512) -> None:
+        channels, height, width = shape
+        keys = jax.random.split(key, 4)
+        layers = []
+        for (filters, size, stride), k in zip(((32, 8, 4), (64, 4, 2), (64, 3, 1)), keys[:3], strict=True):
+            layers.append(started(eqx.nn.Conv2d(channels, filters, size, stride, key=k), k))
+            channels, height, width = filters, (height - size) // stride + 1, (width - size) // stride + 1
+        self.convolutions = tuple(layers)
+        self.dense = started(eqx.nn.Linear(channels * height * width, hidden, key=keys[3]), keys[3])
+
+    def __call__(self, observation: Array) -> Float[Array, " h"]:
+        """The last hidden layer; the observation is (frames, height, width) of bytes."""
+        x = observation.astype(jnp.float32) / 255
+        for layer in self.convolutions:
+            x = jax.nn.relu(layer(x))
+        return jax.nn.relu(self.dense(x.ravel()))
+
+
+def torso_for(observation: jax.ShapeDtypeStruct) -> str:
+    """The torso that suits an observation: "nature", "minatar" or "mlp"."""
+    shape = observation.shape
+    if len(shape) == 3 and observation.dtype == jnp.uint8 and min(shape[1:]) >= 36:
+        return "nature"
+    return "minatar" if len(shape) == 3 and observation.dtype == jnp.bool_ and shape[:2] == (10, 10) else "mlp"
+
+
+def feature_network(
+    kind: str, hidden: tuple[int, ...], observation: jax.ShapeDtypeStruct, actions: int, d: int, key: RandomKey
+) -> FeatureNetwork:
+    """φ with |A|×d outputs on the torso ``kind``; "auto" chooses by the observation."""
+    torso_key, head_key = jax.random.split(key)
+    kind = torso_for(observation) if kind == "auto" else kind
+    if kind != "mlp" and len(observation.shape) != 3:
+        raise ValueError(f"network {kind!r} reads images, but observations have shape {observation.shape}; use --network mlp")
+    if kind == "minatar":
+        return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
+    if kind == "nature":
+        return FeatureNetwork(NatureCNN(observation.shape, torso_key), 512, actions, d, head_key)
+    width = hidden[-1] if hidden else math.prod(observation.shape)
+    return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)

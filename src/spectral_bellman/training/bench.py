@@ -1,0 +1,134 @@
+"""How fast training is: against the bare environment, and sbm-dqn-ts against dqn, all in one run on one machine."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from spectral_bellman.analysis.provenance import provenance, write_json
+from spectral_bellman.environments import Made, make
+from spectral_bellman.environments.gym import GymEnvironments
+from spectral_bellman.training import memory
+from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.run import build, configure
+from spectral_bellman.training.seeds import Seeds, over_seeds
+
+PRESETS = ("dqn", "sbm-dqn-ts")
+
+
+def bench(env: str, seeds: int, seconds: float, out: Path | None, console: Console, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Measure and print agent steps per second, all seeds together, after compilation; write them if asked."""
+    made = make(env)
+    configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in PRESETS}
+    figures: dict[str, Any] = {"env": env, "seeds": seeds, "agent steps per second": {}, "seconds a round": {}}
+    with console.status("") as status:
+        status.update("the bare environment, random actions")
+        figures["agent steps per second"]["random actions, no agent"] = _bare(made, configs["dqn"], seconds)
+        for preset, config in configs.items():
+            status.update(f"{preset}: compiling")
+            loop = build(config, made)
+            estimate = memory.estimate(loop)
+            loop.init()
+            # Past the warm-up, so that every round learns.
+            begin = -(-config.agent.warmup_steps // config.round_frames)
+            for number in range(begin + 5):
+                loop.run_round(number)
+            loop.tally()
+            status.update(f"{preset}: measuring")
+            a_round = _seconds_a_call(lambda n, loop=loop, begin=begin: loop.run_round(begin + 5 + n), loop.tally, seconds)
+            figures["seconds a round"][preset] = a_round
+            figures["agent steps per second"][preset] = config.round_frames * seeds / a_round
+            figures[f"{preset} samples per agent step"] = config.samples_per_step
+            figures[f"{preset} memory, estimated"] = estimate.total
+            stats = jax.local_devices()[0].memory_stats()
+            figures[f"{preset} memory, peak"] = int(stats["peak_bytes_in_use"]) if stats else memory.peak_resident()
+            if preset == "sbm-dqn-ts":
+                figures["share of the precision matrix and its factor"] = _publishing(loop, config, min(seconds, 5)) / a_round
+            loop.close()
+            del loop
+    times = figures["seconds a round"]
+    figures["overhead of sbm-dqn-ts over dqn"] = times["sbm-dqn-ts"] / times["dqn"] - 1
+    table = Table("", "agent steps/s, all seeds", "of the bare environment", title=f"{env}, {seeds} seeds")
+    bare = figures["agent steps per second"]["random actions, no agent"]
+    for name, speed in figures["agent steps per second"].items():
+        table.add_row(name, f"{speed:,.0f}", f"{speed / bare:.2f}")
+    console.print(table)
+    for name, value in figures.items():
+        if isinstance(value, float):
+            console.print(f"{name}: {value:.3f}", highlight=False)
+    for preset in PRESETS:
+        estimated, peak = figures[f"{preset} memory, estimated"], figures[f"{preset} memory, peak"]
+        console.print(f"{preset}: memory estimated {memory.show(estimated)}, peak so far {memory.show(peak)}", highlight=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, {**figures, "configs": {k: dataclasses.asdict(v) for k, v in configs.items()}, "provenance": provenance()})
+        console.print(str(out))
+    return figures
+
+
+def _seconds_a_call(call: Callable[[int], Any], wait: Callable[[], Any], seconds: float) -> float:
+    wait()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(10):
+            call(count)
+            count += 1
+        wait()
+    return (time.perf_counter() - began) / count
+
+
+def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
+    """Agent steps per second of the environment alone, in the arrangement that training uses."""
+    if made.device is None:
+        assert made.host is not None
+        environments = GymEnvironments(made.name, made.host, range(config.seeds), config.num_envs)
+        environments.reset()
+        actions = np.random.default_rng(0).integers(0, environments.num_actions, (256, len(environments)))
+        a_step = _seconds_a_call(lambda n: environments.step(actions[n % 256]), lambda: None, seconds)
+        environments.close()
+        return len(environments) / a_step
+    environment, num_envs = made.device, config.num_envs
+
+    def steps(states: Any, key: jax.Array) -> Any:
+        def one(states: Any, key: jax.Array) -> tuple[Any, None]:
+            keys = jax.random.split(key, 3)
+            action = jax.random.randint(keys[0], (num_envs,), 0, environment.num_actions)
+            states, step = jax.vmap(environment.step)(states, action, jax.random.split(keys[1], num_envs))
+            fresh, _ = jax.vmap(environment.reset)(jax.random.split(keys[2], num_envs))
+            done = step.terminated | step.truncated
+            return jax.tree.map(lambda new, old: jnp.where(done.reshape(-1, *(1,) * (old.ndim - 1)), new, old), fresh, states), None
+
+        return jax.lax.scan(one, states, jax.random.split(key, config.round_steps))[0]
+
+    keys = jax.random.split(jax.random.key(0), config.seeds)
+    states = over_seeds(lambda key: jax.vmap(environment.reset)(jax.random.split(key, num_envs))[0])(keys)
+    program, box = over_seeds(steps, donate=(0,)), [states]
+
+    def call(_: int) -> None:
+        box[0] = program(box[0], keys)
+
+    call(0)
+    return config.round_frames * config.seeds / _seconds_a_call(call, lambda: jax.block_until_ready(box[0]), seconds)
+
+
+def _publishing(loop: Seeds, config: TrainConfig, seconds: float) -> float:
+    """Seconds a round that go into Σ, its factor and the policy made of it."""
+    total = 0.0
+    for part in loop.loops:
+        learner = part.state[0]
+        steps, number = jnp.int32(config.frames), jnp.int32(0)
+        program = over_seeds(lambda state, replay, key: part.agent._publish(state, replay, steps, number, key)[1].noise)
+        result = [program(learner.agent, learner.replay, learner.key)]
+
+        def call(_: int, program: Any = program, learner: Any = learner, result: list[Any] = result) -> None:
+            result[0] = program(learner.agent, learner.replay, learner.key)
+
+        total += _seconds_a_call(call, lambda result=result: jax.block_until_ready(result[0]), seconds / len(loop.loops))
+    return total

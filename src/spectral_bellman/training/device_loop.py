@@ -1,0 +1,132 @@
+"""The loop for environments written in JAX: a round is one compiled call, vmapped over seeds, its state donated."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from spectral_bellman._arrays import RandomKey
+from spectral_bellman.agents import Agent, Policy
+from spectral_bellman.agents.diagnostics import diagnose
+from spectral_bellman.environments.base import Environment
+from spectral_bellman.training import rounds
+from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.rounds import Learner, Scene, Tally
+from spectral_bellman.training.seeds import over_seeds
+
+State = tuple[Learner, Policy, Scene]
+
+
+class DeviceLoop:
+    """Trains ``config.seeds`` agents at once; ``state`` is all there is to save."""
+
+    def __init__(self, config: TrainConfig, environment: Environment) -> None:
+        self.config, self.environment = config, environment
+        self.agent = Agent(config.agent, environment.observation, environment.num_actions)
+        self.state: State | None = None
+        self.programs: dict[str, Any] = {
+            "init": over_seeds(self._init_one),
+            "diagnose": over_seeds(functools.partial(diagnose, self.agent)),
+            "evaluate": over_seeds(self._evaluate_one),
+        }
+
+    def shapes(self) -> State:
+        """The state as shapes, nothing allocated."""
+        return jax.eval_shape(self.programs["init"], self._seeds())
+
+    def init(self) -> None:
+        """A state before the first round."""
+        self.state = self.programs["init"](self._seeds())
+
+    def run_round(self, number: int) -> None:
+        """Round ``number``, dispatched; the result is there when somebody looks."""
+        assert self.state is not None
+        self.state = self.program(self.learns(number))(*self.state, jnp.int32(number))
+
+    def learns(self, number: int) -> bool:
+        """Whether the warm-up is over at the end of this round."""
+        return (number + 1) * self.config.round_frames >= self.config.agent.warmup_steps
+
+    def program(self, learning: bool) -> Any:
+        """The compiled round."""
+        name = "learn" if learning else "warm up"
+        if name not in self.programs:
+            function = functools.partial(self._round, learning=learning)
+            program = over_seeds(function, in_axes=(0, 0, 0, None), donate=(0, 1, 2))
+            self.programs[name] = program.lower(*self.shapes(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        return self.programs[name]
+
+    def tally(self) -> Tally:
+        """The tally of every seed, on the host."""
+        assert self.state is not None
+        return jax.device_get(self.state[0].tally)
+
+    def diagnostics(self, number: int) -> dict[str, NDArray[Any]]:
+        """Diagnostics of every seed."""
+        assert self.state is not None
+        learner, policy, _ = self.state
+        return jax.device_get(self.programs["diagnose"](learner.agent, policy, learner.replay, _keys(learner.key, number, 2)))
+
+    def evaluate(self, number: int) -> NDArray[Any]:
+        """Returns of greedy episodes, (seeds, episodes); NaN for those that did not end in time."""
+        assert self.state is not None
+        learner, policy, _ = self.state
+        return np.asarray(self.programs["evaluate"](policy, _keys(learner.key, number, 3)))
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the state: nothing."""
+        return {}
+
+    def restore(self, state: State, _: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.state = state
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _seeds(self) -> jax.Array:
+        return jnp.arange(self.config.first_seed, self.config.first_seed + self.config.seeds)
+
+    def _init_one(self, seed: jax.Array) -> State:
+        learner_key, scene_key = jax.random.split(jax.random.key(seed))
+        config = self.config
+        learner, policy = rounds.init_learner(self.agent, learner_key, config.num_envs, config.replay_capacity, config.round_steps)
+        return learner, policy, rounds.init_scene(self.agent, self.environment, scene_key, config.num_envs)
+
+    def _round(self, learner: Learner, policy: Policy, scene: Scene, number: jax.Array, *, learning: bool) -> State:
+        key = rounds.collection_key(learner.key, number)
+        scene, collected = rounds.collect(self.agent, self.environment, policy, scene, key, self.config.round_steps)
+        learner, policy = rounds.learn(
+            self.agent, learner, policy, collected, number, log_rounds=self.config.log_rounds, learning=learning
+        )
+        return learner, policy, scene
+
+    def _evaluate_one(self, policy: Policy, key: RandomKey) -> jax.Array:
+        config, environment = self.config, self.environment
+        count = config.eval_episodes
+        reset_key, run_key = jax.random.split(key)
+        states, observation = jax.vmap(environment.reset)(jax.random.split(reset_key, count))
+
+        def unfinished(carry: Any) -> jax.Array:
+            time, _, _, _, running = carry
+            return jnp.any(running) & (time < config.eval_max_steps)
+
+        def step(carry: Any) -> Any:
+            time, states, observation, returns, running = carry
+            act_key, step_key = jax.random.split(jax.random.fold_in(run_key, time))
+            action, _ = self.agent.act_greedily(policy, observation, config.eval_epsilon, act_key)
+            states, result = jax.vmap(environment.step)(states, action, jax.random.split(step_key, count))
+            returns = returns + jnp.where(running, result.reward, 0)
+            return time + 1, states, result.observation, returns, running & ~(result.terminated | result.truncated)
+
+        start = (jnp.int32(0), states, observation, jnp.zeros(count), jnp.ones(count, bool))
+        _, _, _, returns, running = jax.lax.while_loop(unfinished, step, start)
+        return jnp.where(running, jnp.nan, returns)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _keys(keys: jax.Array, number: int, stream: int) -> jax.Array:
+    return jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, number), stream))(keys)

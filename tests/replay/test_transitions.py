@@ -1,0 +1,89 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spectral_bellman.replay import Transition, add, count, init_replay, rows, sample
+
+SEEN = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+
+def play(rng, steps, num_envs, ending, truncation, start):
+    """Environments that show (environment, clock); the clock never repeats, so every transition can be recognised."""
+    clock = np.array(start, float)
+    observations, following, truncated, discounts = [], [], [], []
+    for _ in range(steps):
+        ends = rng.random(num_envs)
+        cut = ends < truncation
+        over = ~cut & (ends < truncation + ending)
+        observations.append(np.stack([np.arange(num_envs), clock], 1))
+        following.append(np.stack([np.arange(num_envs), clock + 1], 1))
+        truncated.append(cut)
+        discounts.append(np.where(over, 0.0, 1.0))
+        clock = clock + np.where(cut | over, 100, 1)  # the next episode begins elsewhere
+    stack = lambda x, dtype=np.float32: jnp.asarray(np.stack(x), dtype)  # noqa: E731
+    times = stack(observations)[..., 1]
+    transition = Transition(
+        stack(observations), times.astype(jnp.int32), times * 2, stack(discounts), jnp.ones_like(times), stack(following)
+    )
+    return transition, jnp.asarray(np.stack(truncated)), clock
+
+
+@pytest.mark.parametrize("truncation", [0.0, 0.2, 1.0])
+def test_what_is_sampled_is_what_was_added(truncation):
+    rng, num_envs, steps = np.random.default_rng(0), 3, 5
+    replay, start, seen = init_replay(SEEN, num_envs, 60, steps), [0.0, 1e4, 2e4], []
+    put, draw = jax.jit(add), jax.jit(lambda r, k: sample(r, k, (256,)))
+    for i in range(12):
+        transition, truncated, start = play(rng, steps, num_envs, 0.1, truncation, start)
+        replay = put(replay, transition, truncated)
+        seen += [tuple(x) for x in np.asarray(transition.observation).reshape(-1, 2)]
+        drawn = jax.device_get(draw(replay, jax.random.key(i)))
+        np.testing.assert_array_equal(drawn.reward, drawn.observation[:, 1] * 2)
+        np.testing.assert_array_equal(drawn.action, drawn.observation[:, 1])
+        alive = drawn.discount > 0
+        # The true next observation of the same environment, also where the episode was cut.
+        np.testing.assert_array_equal(drawn.next_observation[alive], (drawn.observation + [0, 1])[alive])
+        assert {tuple(x) for x in drawn.observation} <= set(seen)
+    per_env = int(count(replay)) / num_envs
+    assert per_env <= 20
+    assert per_env >= 10, "half of the slots hold last observations at worst"
+    newest = np.array([max(t for e, t in seen if e == env) for env in range(num_envs)])
+    assert {(float(e), t) for e, t in enumerate(newest)} <= {tuple(x) for x in np.asarray(draw(replay, jax.random.key(99)).observation)}
+
+
+def test_sampling_is_uniform():
+    rng = np.random.default_rng(1)
+    replay = init_replay(SEEN, 2, 60, 10)
+    transition, truncated, _ = play(rng, 10, 2, 0.1, 0.3, [0.0, 1e4])
+    replay = add(replay, transition, truncated)
+    drawn = np.asarray(sample(replay, jax.random.key(0), (40_000,)).observation)
+    _, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(counts) == 20
+    np.testing.assert_allclose(counts / 2_000, 1, atol=0.15)
+
+
+def test_rows_are_the_whole_replay_or_weighted_draws():
+    rng = np.random.default_rng(2)
+    transition, truncated, _ = play(rng, 10, 2, 0.1, 0.3, [0.0, 1e4])
+    replay = add(init_replay(SEEN, 2, 60, 10), transition, truncated)
+    whole = rows(replay, jax.random.key(0), 1_000)
+    assert float(jnp.sum(whole.weight)) == 20
+    held = np.asarray(whole.transitions.observation)[np.asarray(whole.weight) > 0]
+    assert len(np.unique(held, axis=0)) == 20
+    drawn = rows(replay, jax.random.key(0), 50)
+    np.testing.assert_allclose(drawn.weight, 20 / 50)
+    same = np.asarray(whole.slot)[:, None] == np.asarray(drawn.slot)[None, :]
+    matched = np.asarray(whole.transitions.observation)[np.argmax(same, axis=0)]
+    np.testing.assert_array_equal(matched, drawn.transitions.observation)
+
+
+def test_each_observation_is_held_once():
+    replay = init_replay(jax.ShapeDtypeStruct((84, 84), jnp.uint8), 4, 1_000, 8)
+    assert replay.observation.nbytes <= 1_004 * 84 * 84
+
+
+def test_a_replay_too_small_for_a_round_names_the_cure():
+    with pytest.raises(ValueError, match="raise --replay-capacity to 68 or more"):
+        init_replay(SEEN, 4, 20, 8)
+    init_replay(SEEN, 4, 68, 8)
