@@ -43,13 +43,15 @@ def test_what_is_sampled_is_what_was_added(truncation):
         np.testing.assert_array_equal(drawn.action, drawn.observation[:, 1])
         alive = drawn.discount > 0
         # The true next observation of the same environment, also where the episode was cut.
-        np.testing.assert_array_equal(drawn.next_observation[alive], (drawn.observation + [0, 1])[alive])
+        np.testing.assert_array_equal(drawn.next_observation[alive], (drawn.observation + np.array([0, 1]))[alive])
         assert {tuple(x) for x in drawn.observation} <= set(seen)
     per_env = int(count(replay)) / num_envs
     assert per_env <= 20
     assert per_env >= 10, "half of the slots hold last observations at worst"
     newest = np.array([max(t for e, t in seen if e == env) for env in range(num_envs)])
-    assert {(float(e), t) for e, t in enumerate(newest)} <= {tuple(x) for x in np.asarray(draw(replay, jax.random.key(99)).observation)}
+    assert {(float(e), t) for e, t in enumerate(newest)} <= {
+        tuple(x) for x in np.asarray(draw(replay, jax.random.key(99)).observation)
+    }
 
 
 def test_sampling_is_uniform():

@@ -1,7 +1,7 @@
 """The agent: every DQN row of the paper's tables, composed of what the config names. Pure functions over pytrees of arrays.
 
-A round (Algorithm 2) is: collect with the published policy; copy the target network; fit θ̂; publish the next policy from φ, θ̂ and Σ;
-learn φ. td fits φ and θ̂ with one loss and publishes after it.
+A round (Algorithm 2) is: collect with the published policy; copy the target network; fit θ̂; publish the next policy from φ, θ̂ and
+Σ; learn φ. td fits φ and θ̂ with one loss and publishes after it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from spectral_bellman import objective, posterior
-from spectral_bellman._arrays import RandomKey, product
+from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import exploration
 from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.exploration import Actor, Policy, Timestep
@@ -120,15 +120,15 @@ class Agent:
     def learn(
         self, state: AgentState, replay: Replay, agent_steps: Int[Array, ""], round_number: Int[Array, ""], key: RandomKey
     ) -> tuple[AgentState, Policy, Terms]:
-        """One round of learning: the new state, the policy to publish, and the terms of the losses at the end of each chunk of steps."""
+        """One round of learning: the new state, the policy to publish, and the terms of the losses after each chunk of steps."""
         keys = jax.random.split(key, 3)
         state = self._copy_target(state, round_number)
         if self.representation is None:
             phase = Phase(self.config.updates, self._prepare_q, self._update_td)
             state, terms = self._run(phase, state, replay, keys[0])
-            return *self._publish(state, replay, agent_steps, round_number, keys[1]), terms
+            return *self.publish(state, replay, agent_steps, round_number, keys[1]), terms
         state, terms = self._fit_theta(state, replay, keys[0])
-        state, policy = self._publish(state, replay, agent_steps, round_number, keys[1])
+        state, policy = self.publish(state, replay, agent_steps, round_number, keys[1])
         phase = Phase(self.config.representation_steps, self._prepare_representation, self._update_representation)
         state, more = self._run(phase, state, replay, keys[2])
         return state, policy, terms | more
@@ -137,7 +137,9 @@ class Agent:
         """L of Σ = λI + Σ_D φφᵀ with the features of ``network``."""
         phi = features_taken(network, selection.transitions, self.config)
         scatter = posterior.init_scatter(self.config.dimension)
-        return posterior.factor_scatter(posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge)
+        return posterior.factor_scatter(
+            posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge
+        )
 
     def _run(self, phase: Phase, state: AgentState, replay: Replay, key: RandomKey) -> tuple[AgentState, Terms]:
         """The steps of a phase, in chunks whose targets are computed at once."""
@@ -222,7 +224,7 @@ class Agent:
         state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
         return state, terms, jnp.zeros(len(batch.action))
 
-    def _publish(
+    def publish(
         self, state: AgentState, replay: Replay, agent_steps: Array, round_number: Array, key: RandomKey
     ) -> tuple[AgentState, Policy]:
         """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), fixed until the next round publishes."""

@@ -20,9 +20,11 @@ class AgentConfig:
 
     # The four choices.
     representation: Literal["td", "mse", "spectral", "expected", "pvn"] = "spectral"
-    """What φ learns from. td: the DQN loss; mse: Bellman MSE over ν(θ); spectral: the paper's loss; expected: its form without sampling noise; pvn: random indicators."""
+    """What φ learns from. td: the DQN loss; mse: Bellman MSE over ν(θ); spectral: the paper's loss; expected: its form without
+    sampling noise; pvn: random indicators."""
     exploration: Literal["epsilon", "thompson", "ucb", "propagated"] = "thompson"
-    """epsilon: ε-greedy; thompson and ucb: on the precision matrix Σ; propagated: noise on every regression target, carried through the backups."""
+    """epsilon: ε-greedy; thompson and ucb: on the precision matrix Σ; propagated: noise on every regression target, carried
+    through the backups."""
     q_solver: Literal["adam", "least_squares"] = "adam"
     """How θ̂ is found: gradient steps, or ridge regression on the replay."""
 

@@ -18,8 +18,9 @@ from spectral_bellman.agents.config import AgentConfig
 class Timestep(NamedTuple):
     """What N environments show: s_t, and whether it begins an episode."""
 
-    observation: Array
-    first: Bool[Array, " N"]
+    observation: Any
+    first: Any
+    """(N,) booleans."""
 
 
 class Policy(NamedTuple):
@@ -67,29 +68,27 @@ def action_values(policy: Policy, actor: Actor, phi: Float[Array, "N A d"], conf
         noise = product(actor.z, policy.noise.T)
         if config.noise_bound:
             noise = posterior.bound_noise(noise, config.largest_value)
-        return jnp.einsum("nad,nd->na", phi, policy.theta + noise)
+        return jnp.einsum("nad,nd->na", phi, policy.theta[None] + noise)
     if config.exploration == "propagated":
         return jnp.einsum("nad,nd->na", phi, policy.noise[actor.draw])
     values = phi @ policy.theta
     return values + jnp.linalg.norm(phi @ policy.noise, axis=-1) if config.exploration == "ucb" else values
 
 
-def choose(
-    values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKey
-) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+def choose(values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKey) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
     """ε-greedy actions, and the probabilities they were chosen with."""
     count, actions = values.shape
     uniform_key, action_key = jax.random.split(key)
     greedy = jnp.argmax(values, axis=1).astype(jnp.int32)
     uniform = jax.random.randint(action_key, (count,), 0, actions)
     action = jnp.where(jax.random.uniform(uniform_key, (count,)) < epsilon, uniform, greedy)
-    return action, epsilon / actions + (1 - epsilon) * (action == greedy)
+    return action, epsilon / actions + (1 - epsilon) * (action == greedy).astype(jnp.float32)
 
 
 def epsilon_at(agent_steps: Int[Array, ""], config: AgentConfig) -> Float[Array, ""]:
     """ε by the number of agent steps taken: 1 in the warm-up, then the schedule, or 0 for those who explore by noise."""
     if config.exploration == "epsilon":
-        share = (agent_steps - config.warmup_steps) / max(config.epsilon_steps, 1)
+        share = (agent_steps.astype(jnp.float32) - config.warmup_steps) / max(config.epsilon_steps, 1)
         after = config.epsilon_start + jnp.clip(share, 0, 1) * (config.epsilon_end - config.epsilon_start)
     else:
         after = jnp.zeros(())
@@ -100,7 +99,7 @@ def noise_factor(agent_steps: Int[Array, ""], config: AgentConfig) -> Array | fl
     """The factor on σ_exp by the number of agent steps taken."""
     if not config.noise_anneal_steps:
         return config.noise_scale
-    share = (agent_steps - config.warmup_steps) / config.noise_anneal_steps
+    share = (agent_steps.astype(jnp.float32) - config.warmup_steps) / config.noise_anneal_steps
     return config.noise_scale * (1 - jnp.clip(share, 0, 1))
 
 
@@ -124,8 +123,8 @@ def propagated_parameters(
 ) -> Float[Array, "K d"]:
     """K draws of randomised least-squares value iteration: w ← Σ⁻¹(Φᵀ(r + ξ + γ max_a Φ'w) + ζ), ``iterations`` times from zero.
 
-    Noise on the targets, and on the prior, is carried through every backup, which makes exploration deep: a state is worth visiting if
-    what may lie behind it is uncertain.
+    Noise on the targets, and on the prior, is carried through every backup, which makes exploration deep: a state is worth visiting
+    if what may lie behind it is uncertain.
 
     Args:
       phi: φ(s, a) of n transitions.
@@ -143,7 +142,7 @@ def propagated_parameters(
     # A transition that stands for w has noise of variance w; one drawn 1/w times carries the same noise each time.
     constant = prior + product(noise.T, phi * jnp.minimum(weight, jnp.sqrt(weight))[:, None])
 
-    def backup(_: int, parameters: Array) -> Array:
+    def backup(_: Array, parameters: Array) -> Array:
         best = jnp.max(jnp.einsum("nad,kd->nak", phi_next, parameters), axis=1)
         targets = jnp.clip(rewards[:, None] + discounts[:, None] * best, -bound, bound)
         moment = constant + product(targets.T, weighted)

@@ -1,7 +1,7 @@
 """What φ learns from: the losses of the paper's rows, each as two functions.
 
-``prepare`` computes what is fixed while a phase lasts, targets above all, for many gradient steps at once: the target network and θ̂ do
-not move, so nothing is gained by computing them step by step, and on a GPU much is lost. ``loss`` is what one step differentiates.
+``prepare`` computes what is fixed while a phase lasts, targets above all, for many gradient steps at once: the target network and θ̂
+do not move, so nothing is gained by computing them step by step, and on a GPU much is lost. ``loss`` is what one step differentiates.
 Shapes: S steps of B transitions, M sampled θ.
 """
 
@@ -143,7 +143,9 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
             values = phi_next @ theta_hat
-            return jax.vmap(operators.one_step)(reward, discount, values), discount[:, None] * taken(phi_next, jnp.argmax(values, 1))
+            return jax.vmap(operators.one_step)(reward, discount, values), discount[:, None] * taken(
+                phi_next, jnp.argmax(values, 1)
+            )
 
         return jax.vmap(one)(batches)
 
@@ -159,7 +161,9 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
         covariances = Covariances(product(phi.T, phi) / len(phi), cov.parameter, jnp.ones((), bool))
         return terms["value"] + config.theta_variance * terms["prediction"], (covariances, terms)
 
-    return Representation(init, prepare, loss, lambda backup, theta, theta_hat: backup.b + product(theta - theta_hat, backup.J.T))
+    return Representation(
+        init, prepare, loss, lambda backup, theta, theta_hat: backup.b[None] + product(theta - theta_hat[None], backup.J.T)
+    )
 
 
 class Indicators(NamedTuple):
@@ -170,7 +174,7 @@ class Indicators(NamedTuple):
 
 
 def _pvn(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representation:
-    """Online PVN (section 4): ψ_k(s, a) = φ(s, a)ᵀw_k predicts how often indicator k of a random network fires under random actions."""
+    """Online PVN (section 4): ψ_k(s, a) = φ(s, a)ᵀw_k predicts how often random indicator k fires under random actions."""
     tasks = config.pvn_networks * config.pvn_outputs
 
     def init(key: RandomKey) -> tuple[Indicators, FeatureNetwork]:
@@ -189,7 +193,9 @@ def _pvn(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representati
         def one(batch: Transition) -> tuple[Array, Array]:
             mean = jnp.mean(features(target.network, batch.next_observation, config), axis=1)
             _, discount = rewards_and_discounts(batch, config)
-            return jax.vmap(outputs, (None, 0))(frozen, batch.observation), discount[:, None] * product(mean, target.backup.weights.T)
+            return jax.vmap(outputs, (None, 0))(frozen, batch.observation), discount[:, None] * product(
+                mean, target.backup.weights.T
+            )
 
         return jax.vmap(one)(batches)
 
@@ -198,7 +204,7 @@ def _pvn(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representati
     ) -> tuple[Array, tuple[Covariances, Terms]]:
         output, following = prepared
         phi = features_taken(network, batch, config)
-        excess = output + backup.bias
+        excess = output + backup.bias[None]
         targets = (excess > 0).astype(phi.dtype) + following
         quantile = 1 - config.pvn_quantile
         terms = {

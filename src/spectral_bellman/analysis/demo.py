@@ -25,7 +25,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
     out = _free(out)
     optimal = DeepSea(SIZE).optimal_return
     console.print(
-        f"DeepSea {SIZE}×{SIZE}: one of {2**SIZE:,} sequences of actions finds the treasure, and every step towards it costs a little.\n"
+        f"DeepSea {SIZE}×{SIZE}: one of {2**SIZE:,} sequences of actions finds the treasure, and each step towards it costs a little.\n"
         f"sbm-dqn-ts, its noise carried through the backups, and ε-greedy dqn, {episodes} episodes and {seeds} seeds each.",
         highlight=False,
     )
@@ -33,20 +33,35 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
     for preset, settings in AGENTS.items():
         frames = episodes * SIZE
         run = train(
-            preset, f"deep_sea/{SIZE}", out=out / preset, console=console, frames=frames, seeds=seeds, log_frames=SIZE, eval_frames=frames, **settings
+            preset,
+            f"deep_sea/{SIZE}",
+            out=out / preset,
+            console=console,
+            frames=frames,
+            seeds=seeds,
+            log_frames=SIZE,
+            eval_frames=frames,
+            **settings,
         )
         _, values = series(load_run(run.folder), "return")
         returns[preset] = values
         solved[preset] = [episodes_to_solve(row > 0.5 * optimal) for row in values]
-    table = Table("agent", "seeds that solved it", "episodes it took", "treasures found", title=f"DeepSea {SIZE}, {episodes} episodes")
+    table = Table(
+        "agent", "seeds that solved it", "episodes it took", "treasures found", title=f"DeepSea {SIZE}, {episodes} episodes"
+    )
     for preset, numbers in solved.items():
         took = ", ".join("–" if n is None else str(n) for n in numbers)
         found = float(np.mean(returns[preset] > 0.5 * optimal))
         table.add_row(preset, f"{sum(n is not None for n in numbers)} of {seeds}", took, f"{found:.0%}")
     console.print(table)
-    console.print(f"Solved: the treasure in at least {WINDOW // 2} of {WINDOW} episodes in a row, counted to the last of them.", highlight=False)
+    console.print(
+        f"Solved: the treasure in at least {WINDOW // 2} of {WINDOW} episodes in a row, counted to the last of them.",
+        highlight=False,
+    )
     better = sum(n is not None for n in solved["sbm-dqn-ts"]) > sum(n is not None for n in solved["dqn"])
-    console.print("sbm-dqn-ts learned what dqn did not." if better else "No difference this time: sbm-dqn-ts did not do better than dqn.")
+    console.print(
+        "sbm-dqn-ts learned what dqn did not." if better else "No difference this time: sbm-dqn-ts did not do better than dqn."
+    )
     _figure(returns, optimal).savefig(out / "demo.png", dpi=150)
     write_json(out / "demo.json", {"episodes to solve": solved, "optimal return": optimal, "provenance": provenance()})
     console.print(f"{out / 'demo.png'} shows it; sbm report {out} draws the diagnostics", highlight=False)

@@ -1,7 +1,6 @@
 """Environments by name: ``deep_sea/N``, ``minatar/GAME``, ``gym/ID``, or an object of the user's."""
 
 import difflib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -27,14 +26,14 @@ class Made(NamedTuple):
 def available() -> dict[str, str]:
     """The names that ``make`` knows, with a line about each."""
     return {
-        "deep_sea/N": "N steps down a grid, one treasure: hard exploration (bsuite's). deep_sea_stochastic/N slips and has noisy rewards",
+        "deep_sea/N": "bsuite's hard exploration: N steps down a grid, one treasure; deep_sea_stochastic/N slips and has noisy rewards",
         **{f"minatar/{game}": "MinAtar, six actions, sticky 0.1; needs the extra minatar" for game in GAMES},
         "gym/ID": "any Gymnasium environment with Discrete actions and Box observations, e.g. gym/CartPole-v1",
     }
 
 
 def make(environment: Any) -> Made:
-    """The environment a user named or gave: a name, an object of the ``Environment`` protocol, a Gymnasium environment or its maker."""
+    """The environment a user named or gave: a name, an object of the ``Environment`` protocol, a ``gymnasium.Env`` or its maker."""
     if isinstance(environment, str):
         return _named(environment)
     if isinstance(environment, Environment):
@@ -43,8 +42,8 @@ def make(environment: Any) -> Made:
         name = getattr(environment, "__name__", None) or type(environment).__name__
         return Made(name, "gym", None, maker(environment))
     raise TypeError(
-        f"an environment is a name ({', '.join(available())}), an object with the Environment protocol, a gymnasium.Env, or a function "
-        f"that makes one; got {type(environment).__name__}"
+        f"an environment is a name ({', '.join(available())}), an object with the Environment protocol, a gymnasium.Env, or a "
+        f"function that makes one; got {type(environment).__name__}"
     )
 
 

@@ -1,7 +1,7 @@
 """Gymnasium environments on the host: many copies stepped together, each episode with a seed of its own.
 
-Episode k of environment i is reset with a seed made from (run seed, i, k). So a checkpoint need not hold an environment's insides: the
-numbers and the actions of the running episode bring it back, to the bit if it is deterministic given its seed.
+Episode k of environment i is reset with a seed made from (run seed, i, k). So a checkpoint need not hold an environment's insides:
+the numbers and the actions of the running episode bring it back, to the bit if it is deterministic given its seed.
 """
 
 import copy

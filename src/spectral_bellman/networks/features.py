@@ -1,6 +1,7 @@
 """φ(s, ·): torsos that read an observation, and the head with |A|×d outputs. No batch axis; leaves are arrays only."""
 
 import math
+from collections.abc import Callable
 from typing import TypeVar
 
 import equinox as eqx
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from spectral_bellman._arrays import RandomKey
-
 
 Layer = TypeVar("Layer", eqx.nn.Linear, eqx.nn.Conv2d)
 
@@ -25,11 +25,11 @@ def started(layer: Layer, key: RandomKey) -> Layer:
 class FeatureNetwork(eqx.Module):
     """φ(s, ·) = head(torso(s)), before any norm."""
 
-    torso: eqx.Module
+    torso: Callable[[Array], Array]
     head: eqx.nn.Linear
     actions: int = eqx.field(static=True)
 
-    def __init__(self, torso: eqx.Module, width: int, actions: int, d: int, key: RandomKey) -> None:
+    def __init__(self, torso: Callable[[Array], Array], width: int, actions: int, d: int, key: RandomKey) -> None:
         self.torso, self.actions = torso, actions
         self.head = started(eqx.nn.Linear(width, actions * d, key=key), key)
 
@@ -61,8 +61,8 @@ class MLP(eqx.Module):
 class MinAtarCNN(eqx.Module):
     """The MinAtar authors' torso: 16 filters of 3×3, then 128 units.
 
-    The convolution is a product of its 64 patches with the filters: XLA turns a convolution that is vmapped over seeds into a grouped
-    one, which is slow everywhere and hopeless on a CPU, while a product becomes a batched product.
+    The convolution is a product of its 64 patches with the filters: XLA turns a convolution that is vmapped over seeds into a
+    grouped one, which is slow everywhere and hopeless on a CPU, while a product becomes a batched product.
     """
 
     convolution: eqx.nn.Linear

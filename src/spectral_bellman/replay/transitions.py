@@ -5,7 +5,7 @@ own observation, or, where the episode was truncated, the last observation on a 
 has discount 0, so what follows it does not matter and costs no slot.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,15 @@ REDRAWS = 3
 
 
 class Transition(NamedTuple):
-    """s_tm1, a_tm1, r_t, discount_t, s_t; any leading axes."""
+    """s_tm1, a_tm1, r_t, discount_t, s_t: arrays of JAX, or of NumPy on the way to it, with any leading axes."""
 
-    observation: Array
-    action: Int[Array, "..."]
-    reward: Float[Array, "..."]
-    discount: Float[Array, "..."]
+    observation: Any
+    action: Any
+    reward: Any
+    discount: Any
     """0 where the episode terminated, else 1: the agent multiplies by its γ."""
-    behaviour_prob: Float[Array, "..."]
-    next_observation: Array
+    behaviour_prob: Any
+    next_observation: Any
 
 
 class Replay(NamedTuple):

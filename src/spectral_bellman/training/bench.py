@@ -1,6 +1,7 @@
 """How fast training is: against the bare environment, and sbm-dqn-ts against dqn, all in one run on one machine."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,9 @@ from spectral_bellman.training.seeds import Seeds, over_seeds
 PRESETS = ("dqn", "sbm-dqn-ts")
 
 
-def bench(env: str, seeds: int, seconds: float, out: Path | None, console: Console, settings: dict[str, Any] | None = None) -> dict[str, Any]:
+def bench(
+    env: str, seeds: int, seconds: float, out: Path | None, console: Console, settings: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Measure and print agent steps per second, all seeds together, after compilation; write them if asked."""
     made = make(env)
     configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in PRESETS}
@@ -42,7 +45,7 @@ def bench(env: str, seeds: int, seconds: float, out: Path | None, console: Conso
                 loop.run_round(number)
             loop.tally()
             status.update(f"{preset}: measuring")
-            a_round = _seconds_a_call(lambda n, loop=loop, begin=begin: loop.run_round(begin + 5 + n), loop.tally, seconds)
+            a_round = _seconds_a_call(functools.partial(_round_after, loop, begin + 5), loop.tally, seconds)
             figures["seconds a round"][preset] = a_round
             figures["agent steps per second"][preset] = config.round_frames * seeds / a_round
             figures[f"{preset} samples per agent step"] = config.samples_per_step
@@ -84,6 +87,10 @@ def _seconds_a_call(call: Callable[[int], Any], wait: Callable[[], Any], seconds
     return (time.perf_counter() - began) / count
 
 
+def _round_after(loop: Seeds, begin: int, number: int) -> None:
+    loop.run_round(begin + number)
+
+
 def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
     """Agent steps per second of the environment alone, in the arrangement that training uses."""
     if made.device is None:
@@ -120,15 +127,15 @@ def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
 
 def _publishing(loop: Seeds, config: TrainConfig, seconds: float) -> float:
     """Seconds a round that go into Σ, its factor and the policy made of it."""
-    total = 0.0
-    for part in loop.loops:
-        learner = part.state[0]
-        steps, number = jnp.int32(config.frames), jnp.int32(0)
-        program = over_seeds(lambda state, replay, key: part.agent._publish(state, replay, steps, number, key)[1].noise)
-        result = [program(learner.agent, learner.replay, learner.key)]
+    return sum(_publishing_part(part, config, seconds / len(loop.loops)) for part in loop.loops)
 
-        def call(_: int, program: Any = program, learner: Any = learner, result: list[Any] = result) -> None:
-            result[0] = program(learner.agent, learner.replay, learner.key)
 
-        total += _seconds_a_call(call, lambda result=result: jax.block_until_ready(result[0]), seconds / len(loop.loops))
-    return total
+def _publishing_part(part: Any, config: TrainConfig, seconds: float) -> float:
+    learner, steps, number = part.state[0], jnp.int32(config.frames), jnp.int32(0)
+    program = over_seeds(lambda state, replay, key: part.agent.publish(state, replay, steps, number, key)[1].noise)
+    result = [program(learner.agent, learner.replay, learner.key)]
+
+    def call(_: int) -> None:
+        result[0] = program(learner.agent, learner.replay, learner.key)
+
+    return _seconds_a_call(call, lambda: jax.block_until_ready(result[0]), seconds)

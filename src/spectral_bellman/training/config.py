@@ -54,7 +54,16 @@ class TrainConfig:
     """The agent's settings."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "seeds", "num_envs", "round_steps", "replay_capacity", "eval_episodes", "eval_max_steps", "checkpoint_keep"):
+        for name in (
+            "frames",
+            "seeds",
+            "num_envs",
+            "round_steps",
+            "replay_capacity",
+            "eval_episodes",
+            "eval_max_steps",
+            "checkpoint_keep",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         for name in ("log_frames", "eval_frames", "checkpoint_minutes", "first_seed"):

@@ -15,7 +15,7 @@ from spectral_bellman.environments.base import Environment
 from spectral_bellman.training import rounds
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.rounds import Learner, Scene, Tally
-from spectral_bellman.training.seeds import over_seeds
+from spectral_bellman.training.seeds import fold_keys, over_seeds
 
 State = tuple[Learner, Policy, Scene]
 
@@ -68,13 +68,13 @@ class DeviceLoop:
         """Diagnostics of every seed."""
         assert self.state is not None
         learner, policy, _ = self.state
-        return jax.device_get(self.programs["diagnose"](learner.agent, policy, learner.replay, _keys(learner.key, number, 2)))
+        return jax.device_get(self.programs["diagnose"](learner.agent, policy, learner.replay, fold_keys(learner.key, number, 2)))
 
     def evaluate(self, number: int) -> NDArray[Any]:
         """Returns of greedy episodes, (seeds, episodes); NaN for those that did not end in time."""
         assert self.state is not None
         learner, policy, _ = self.state
-        return np.asarray(self.programs["evaluate"](policy, _keys(learner.key, number, 3)))
+        return np.asarray(self.programs["evaluate"](policy, fold_keys(learner.key, number, 3)))
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state: nothing."""
@@ -125,8 +125,3 @@ class DeviceLoop:
         start = (jnp.int32(0), states, observation, jnp.zeros(count), jnp.ones(count, bool))
         _, _, _, returns, running = jax.lax.while_loop(unfinished, step, start)
         return jnp.where(running, jnp.nan, returns)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _keys(keys: jax.Array, number: int, stream: int) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, number), stream))(keys)

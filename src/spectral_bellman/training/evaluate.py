@@ -44,7 +44,15 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
         "provenance": provenance(),
     }
     write_json(folder / "evaluation.json", result)
-    table = Table("seed", "mean", "median", "lowest", "highest", "unfinished", title=f"{config.preset} on {config.env}, greedy, ε = {config.eval_epsilon}")
+    table = Table(
+        "seed",
+        "mean",
+        "median",
+        "lowest",
+        "highest",
+        "unfinished",
+        title=f"{config.preset} on {config.env}, greedy, ε = {config.eval_epsilon}",
+    )
     for i, row in enumerate(returns):
         ended = row[~np.isnan(row)]
         shown = [f"{f(ended):.4g}" for f in (np.mean, np.median, np.min, np.max)] if len(ended) else ["–"] * 4
@@ -64,7 +72,9 @@ def _load(folder: Path, name: str | None, loop: Seeds, console: Console) -> tupl
     if name is None:
         return checkpoint.load_newest(folder, loop.shapes(), lambda text: console.print(f"[yellow]warning:[/yellow] {text}"))
     if not (folder / name).is_dir():
-        raise FileNotFoundError(f"{folder / name} does not exist; there are {', '.join(p.name for p in checkpoint.candidates(folder))}")
+        raise FileNotFoundError(
+            f"{folder / name} does not exist; there are {', '.join(p.name for p in checkpoint.candidates(folder))}"
+        )
     return folder / name, checkpoint.load(folder / name, loop.shapes()), checkpoint.read_info(folder / name)
 
 

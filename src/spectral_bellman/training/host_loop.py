@@ -1,8 +1,8 @@
 """The loop for environments on the host: they step while the agent learns.
 
-Round t is collected with the policy that round t − 2 published, for round t − 1 may still be learning; which policy acts, and what an
-update may sample, depend on these numbers and never on timing. Learning is dispatched from a thread of its own: calls from one thread
-run in order, and choosing an action must not wait for a round of updates.
+Round t is collected with the policy that round t − 2 published, for round t − 1 may still be learning; which policy acts, and what
+an update may sample, depend on these numbers and never on timing. Learning is dispatched from a thread of its own: calls from one
+thread run in order, and choosing an action must not wait for a round of updates.
 """
 
 import functools
@@ -22,7 +22,7 @@ from spectral_bellman.replay import Transition
 from spectral_bellman.training import rounds
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.rounds import Collected, Learner, Tally
-from spectral_bellman.training.seeds import over_seeds
+from spectral_bellman.training.seeds import fold_keys, over_seeds
 
 State = tuple[Learner, Policy, Policy, Actor, Timestep]
 """Learner, the policy that acts, the policy published last, actors, and what the environments show."""
@@ -98,7 +98,7 @@ class HostLoop:
     def diagnostics(self, number: int) -> dict[str, NDArray[Any]]:
         """Diagnostics of every seed."""
         learner, published = self._learned()
-        return jax.device_get(self.programs["diagnose"](learner.agent, published, learner.replay, self._fold(number, 2)))
+        return jax.device_get(self.programs["diagnose"](learner.agent, published, learner.replay, fold_keys(self._keys, number, 2)))
 
     def evaluate(self, number: int) -> NDArray[Any]:
         """Returns of greedy episodes in environments of their own, (seeds, episodes); NaN for those that did not end in time."""
@@ -106,9 +106,11 @@ class HostLoop:
         environments = GymEnvironments(self._name, self._make, self._seeds, config.eval_episodes, stream=1)
         shape = (config.seeds, config.eval_episodes)
         observation, returns, running = environments.reset(), np.zeros(np.prod(shape)), np.ones(np.prod(shape), bool)
-        keys = self._fold(number, 3)
+        keys = fold_keys(self._keys, number, 3)
         for time in range(config.eval_max_steps):
-            action = self.programs["act greedily"](policy, observation.reshape(*shape, *observation.shape[1:]), _fold_time(keys, time))
+            action = self.programs["act greedily"](
+                policy, observation.reshape(*shape, *observation.shape[1:]), fold_keys(keys, time)
+            )
             step = environments.step(np.asarray(action).reshape(-1), running)
             returns += np.where(running, step.reward, 0)
             running &= ~(step.terminated | step.truncated)
@@ -158,7 +160,9 @@ class HostLoop:
         reward, discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
         truncated, done = np.empty(shape, bool), np.empty(shape, bool)
         for t in range(config.round_steps):
-            chosen, probs, self._actor = self.programs["act"](self._policy, self._actor, self._timestep, self._keys, np.int32([number, t]))
+            chosen, probs, self._actor = self.programs["act"](
+                self._policy, self._actor, self._timestep, self._keys, np.array([number, t], np.int32)
+            )
             action[:, t], prob[:, t] = chosen, probs
             step = self.environments.step(action[:, t].reshape(-1))
             ended = step.terminated | step.truncated
@@ -181,9 +185,6 @@ class HostLoop:
     def _environments_shape(self, array: NDArray[Any]) -> NDArray[Any]:
         return array.reshape(*self._shape, *array.shape[1:])
 
-    def _fold(self, number: int, stream: int) -> jax.Array:
-        return _fold_time(_fold_time(self._keys, number), stream)
-
     def _act_one(self, policy: Policy, actor: Actor, timestep: Timestep, key: RandomKey, when: jax.Array) -> tuple[Any, Any, Actor]:
         return self.agent.act(policy, actor, timestep, jax.random.fold_in(rounds.collection_key(key, when[0]), when[1]))
 
@@ -194,8 +195,3 @@ class HostLoop:
         timestep = Timestep(jnp.zeros((config.num_envs, *seen.shape), seen.dtype), jnp.ones(config.num_envs, bool))
         actor = self.agent.init_actor(config.num_envs, actor_key)
         return learner, policy, jax.tree.map(jnp.copy, policy), actor, timestep
-
-
-@jax.jit
-def _fold_time(keys: jax.Array, number: jax.Array | int) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)

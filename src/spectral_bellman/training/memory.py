@@ -82,7 +82,9 @@ def check(memory: Memory, capacity: int) -> None:
     rest = memory.total - memory.replay
     fits = max(0, int(0.95 * (bound - rest) / max(memory.replay, 1) * capacity))
     cure = f"--replay-capacity {fits:,} would fit" if fits else "fewer --seeds or smaller batches would"
-    raise ValueError(f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and {show(bound)} are there: {cure}")
+    raise ValueError(
+        f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and {show(bound)} are there: {cure}"
+    )
 
 
 def show(count: int) -> str:

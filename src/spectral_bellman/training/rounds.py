@@ -57,8 +57,10 @@ class Collected(NamedTuple):
     """T steps of N environments."""
 
     steps: Transition
-    truncated: Bool[Array, "T N"]
-    done: Bool[Array, "T N"]
+    truncated: Any
+    """(T, N) booleans."""
+    done: Any
+    """(T, N) booleans."""
 
 
 def init_learner(agent: Agent, key: RandomKey, num_envs: int, capacity: int, round_steps: int) -> tuple[Learner, Policy]:
@@ -113,7 +115,14 @@ def collect(
 
 
 def learn(
-    agent: Agent, learner: Learner, policy: Policy, collected: Collected, round_number: Int[Array, ""], *, log_rounds: int, learning: bool
+    agent: Agent,
+    learner: Learner,
+    policy: Policy,
+    collected: Collected,
+    round_number: Int[Array, ""],
+    *,
+    log_rounds: int,
+    learning: bool,
 ) -> tuple[Learner, Policy]:
     """Store a round's steps, count its episodes and, unless still warming up, learn from the replay and publish the next policy."""
     tally = _count_episodes(_reset(learner.tally, round_number % log_rounds == 0), collected)

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import fcntl
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -109,7 +108,9 @@ def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, co
             number, seconds, position = info["round"], info["wall_s"], info["log_bytes"]
             for problem in loop.restore(state, info["extra"]):
                 _warn(console, problem)
-            console.print(f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})", highlight=False)
+            console.print(
+                f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})", highlight=False
+            )
         if frames is not None:
             write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
         return _go(config, loop, folder, MetricsLog(folder, config, position), number, seconds, console)
@@ -124,9 +125,7 @@ def build(config: TrainConfig, made: Made) -> Seeds:
     return Seeds(config, lambda part: HostLoop(part, made.name, host))
 
 
-def _go(
-    config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number: int, seconds: float, console: Console
-) -> Result:
+def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number: int, seconds: float, console: Console) -> Result:
     """Rounds ``number`` to the last, with log lines, evaluations and checkpoints on the way."""
     began, last_saved, last_frames, last_time = time.monotonic() - seconds, time.monotonic(), number, time.monotonic()
     records: dict[int, dict[str, Any]] = {}
@@ -141,7 +140,12 @@ def _go(
         }
         checkpoint.save(folder / "checkpoints", number, loop.state, info, config.checkpoint_keep)
 
-    with _stop_signals() as stop, Bar(config, console, number * config.round_frames) as bar, contextlib.closing(loop), contextlib.closing(log):
+    with (
+        _stop_signals() as stop,
+        Bar(config, console, number * config.round_frames) as bar,
+        contextlib.closing(loop),
+        contextlib.closing(log),
+    ):
         while number < config.rounds and not stop.is_set():
             loop.run_round(number)
             number += 1
@@ -167,13 +171,13 @@ def _go(
         if summary:
             write_json(folder / "summary.json", summary)
     if not summary:
-        console.print(f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on", highlight=False)
+        console.print(
+            f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on", highlight=False
+        )
     return Result(folder, summary)
 
 
-def _record(
-    config: TrainConfig, tally: Any, i: int, number: int, diagnostics: dict[str, Any], evaluated: Any
-) -> dict[str, Any]:
+def _record(config: TrainConfig, tally: Any, i: int, number: int, diagnostics: dict[str, Any], evaluated: Any) -> dict[str, Any]:
     recent, learned = int(tally.recent_episodes[i]), int(tally.rounds[i])
     record: dict[str, Any] = {
         "seed": config.first_seed + i,
@@ -216,8 +220,8 @@ def _refuse_broken(broken: dict[str, Any], number: int, config: TrainConfig, loo
     step = (first[name] + 1) * config.agent.updates
     raise Broken(
         f"loss/{name} of seed {seed} is not finite after round {first[name]} (gradient step {step:,}, frame "
-        f"{(first[name] + 1) * config.round_frames:,}). The state is kept in {kept} for inspection. Try a smaller --learning-rate or "
-        "--q-learning-rate, or look at the diagnostics in metrics.jsonl"
+        f"{(first[name] + 1) * config.round_frames:,}). The state is kept in {kept} for inspection. Try a smaller --learning-rate "
+        "or --q-learning-rate, or look at the diagnostics in metrics.jsonl"
     )
 
 
@@ -245,12 +249,11 @@ def _stop_signals() -> Iterator[threading.Event]:
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """A lock that dies with its process: two must not write one run."""
-    file: IO[str] = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FileExistsError(f"{folder} is being written by another process: wait for it, or stop it first") from None
-    with file:
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(f"{folder} is being written by another process: wait for it, or stop it first") from None
         yield
 
 
@@ -282,10 +285,3 @@ def _compare_versions(saved: dict[str, Any], console: Console) -> None:
 
 def _warn(console: Console, text: str) -> None:
     console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes free on the disk that a folder is or will be on."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

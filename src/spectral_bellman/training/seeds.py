@@ -1,7 +1,7 @@
 """Seeds side by side: vmapped on an accelerator, one after the other on a CPU.
 
-On a CPU a batched product is no faster than its parts, and a batched factorisation (LAPACK under ``vmap``) can hang where there are few
-cores. So each seed has a loop of its own there, with one compiled program for all of them.
+On a CPU a batched product is no faster than its parts, and a batched factorisation (LAPACK under ``vmap``) can hang where there are
+few cores. So each seed has a loop of its own there, with one compiled program for all of them.
 """
 
 import dataclasses
@@ -17,6 +17,14 @@ from spectral_bellman.training.config import TrainConfig
 def over_seeds(function: Callable[..., Any], *, in_axes: Any = 0, donate: tuple[int, ...] = ()) -> Any:
     """``function`` of one seed, vmapped over the first axis of its arguments and compiled."""
     return jax.jit(jax.vmap(function, in_axes=in_axes), donate_argnums=donate)
+
+
+@jax.jit
+def fold_keys(keys: jax.Array, *numbers: jax.Array | int) -> jax.Array:
+    """The key of every seed, folded with the numbers one after the other."""
+    for number in numbers:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+    return keys
 
 
 class Seeds:

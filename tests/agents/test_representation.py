@@ -1,0 +1,247 @@
+"""What φ learns from, on networks that are a matrix: every number can be had with NumPy."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spectral_bellman.agents.config import AgentConfig
+from spectral_bellman.agents.representation import (
+    Indicators,
+    LinearBackup,
+    Target,
+    features,
+    features_taken,
+    q_targets,
+    representation,
+    rewards_and_discounts,
+)
+from spectral_bellman.networks import feature_network
+from spectral_bellman.objective import Covariances, init_covariances
+from spectral_bellman.replay import Transition
+
+S, A, D, B = 3, 2, 4, 6
+OBSERVATION = jax.ShapeDtypeStruct((S,), jnp.float32)
+BASE = AgentConfig(
+    network="mlp",
+    hidden=(),
+    features=D,
+    norm="none",
+    discount=0.9,
+    theta_samples=5,
+    feature_orthogonality=0.0,
+    pvn_networks=2,
+    pvn_outputs=3,
+)
+RNG = np.random.default_rng(1)
+
+
+def linear(weight: np.ndarray):
+    """φ(s, a) = W[a] s, with W of shape (A, d, S)."""
+    network = feature_network("mlp", (), jax.ShapeDtypeStruct(weight.shape[-1:], jnp.float32), *weight.shape[:2], jax.random.key(0))
+    return eqx.tree_at(lambda n: n.head.weight, network, jnp.asarray(weight.reshape(-1, weight.shape[-1]), jnp.float32))
+
+
+WEIGHT, TARGET_WEIGHT = RNG.normal(size=(2, A, D, S))
+BATCH = Transition(
+    jnp.asarray(RNG.normal(size=(B, S)), jnp.float32),
+    jnp.asarray([0, 1, 1, 0, 1, 0]),
+    jnp.asarray([0.5, 3.0, -2.0, 0.0, 1.0, -0.25]),
+    jnp.asarray([1.0, 0.0, 1.0, 1.0, 0.0, 1.0]),
+    jnp.ones(B),
+    jnp.asarray(RNG.normal(size=(B, S)), jnp.float32),
+)
+THETA = RNG.normal(size=D)
+
+
+def stacked(batch: Transition) -> Transition:
+    return jax.tree.map(lambda x: x[None], batch)
+
+
+def phi_of(weight, observations) -> np.ndarray:
+    return np.einsum("ads,bs->bad", weight, np.asarray(observations, np.float64))
+
+
+def normalised(phi: np.ndarray, norm: str) -> np.ndarray:
+    length = np.linalg.norm(phi, axis=-1, keepdims=True)
+    return {"none": phi, "unit": phi / length, "clip": phi * np.minimum(1, 1 / length)}[norm]
+
+
+@pytest.mark.parametrize("norm", ["none", "unit", "clip"])
+def test_features_and_those_of_the_action_taken(norm):
+    config = dataclasses.replace(BASE, norm=norm)
+    weight = 0.4 * WEIGHT  # some inside the unit ball and some outside
+    expected = normalised(phi_of(weight, BATCH.observation), norm)
+    lengths = np.linalg.norm(phi_of(weight, BATCH.observation), axis=-1)
+    assert lengths.min() < 1 < lengths.max()
+    np.testing.assert_allclose(features(linear(weight), BATCH.observation, config), expected, rtol=1e-4, atol=1e-5)
+    taken = expected[np.arange(B), np.asarray(BATCH.action)]
+    np.testing.assert_allclose(features_taken(linear(weight), BATCH, config), taken, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_head_is_not_normalised():
+    config = dataclasses.replace(BASE, representation="td", exploration="epsilon", norm="unit")
+    weight = WEIGHT[:, :1]
+    expected = phi_of(weight, BATCH.observation)
+    np.testing.assert_allclose(features(linear(weight), BATCH.observation, config), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_unit_features_of_nothing_are_nothing_and_have_a_gradient():
+    config = dataclasses.replace(BASE, norm="unit")
+    batch = BATCH._replace(observation=jnp.zeros((B, S)))
+    gradient = jax.grad(lambda n: jnp.sum(features_taken(n, batch, config)))(linear(WEIGHT))
+    np.testing.assert_array_equal(features_taken(linear(WEIGHT), batch, config), np.zeros((B, D)))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+def test_rewards_are_clipped_and_discounts_end_with_the_episode():
+    reward, discount = rewards_and_discounts(BATCH, dataclasses.replace(BASE, reward_clip=1.5))
+    np.testing.assert_allclose(reward, [0.5, 1.5, -1.5, 0, 1, -0.25])
+    np.testing.assert_allclose(discount, [0.9, 0, 0.9, 0.9, 0, 0.9], rtol=1e-6)
+    np.testing.assert_array_equal(rewards_and_discounts(BATCH, dataclasses.replace(BASE, reward_clip=0.0))[0], BATCH.reward)
+
+
+def test_q_targets_by_hand():
+    target = Target(linear(TARGET_WEIGHT), jnp.asarray(THETA, jnp.float32), ())
+    best = (phi_of(TARGET_WEIGHT, BATCH.next_observation) @ THETA).max(axis=1)
+    expected = np.clip(BATCH.reward, -1, 1) + 0.9 * np.asarray(BATCH.discount) * best
+    np.testing.assert_allclose(q_targets(target, BATCH, BASE), expected, rtol=1e-4, atol=1e-5)
+
+
+def gradients(config: AgentConfig, covariances: Covariances):
+    way = representation(config, OBSERVATION)
+    backup, frozen = way.init(jax.random.key(3))
+    backup = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), backup)
+    target = Target(linear(TARGET_WEIGHT), jnp.zeros(D), ())
+    prepared = way.prepare(target, jnp.asarray(THETA, jnp.float32), frozen, stacked(BATCH), jax.random.key(4))
+    prepared = jax.tree.map(lambda x: x[0], prepared)
+    loss = lambda network, backup: way.loss(network, backup, BATCH, prepared, covariances)[0]  # noqa: E731
+    return [np.asarray(x) for x in jax.tree.leaves(jax.grad(loss, argnums=(0, 1))(linear(WEIGHT), backup))]
+
+
+def test_spectral_with_alpha_one_has_the_gradient_of_mse():
+    old = Covariances(2 * jnp.eye(D), 3 * jnp.eye(D), jnp.ones((), bool))
+    mse = gradients(dataclasses.replace(BASE, representation="mse", alpha=1.0), old)
+    spectral = gradients(dataclasses.replace(BASE, representation="spectral", alpha=1.0), old)
+    averaged = gradients(dataclasses.replace(BASE, representation="spectral", alpha=0.5), old)
+    largest = max(np.abs(x).max() for x in mse)
+    assert largest > 0.1
+    for mine, theirs in zip(spectral, mse, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5 * largest)
+    assert max(np.abs(x - y).max() for x, y in zip(averaged, mse, strict=True)) > 0.01 * largest
+
+
+def test_orthogonality_is_in_the_loss_that_asks_for_it():
+    old = init_covariances(D)
+    plain = gradients(dataclasses.replace(BASE, representation="spectral"), old)
+    with_it = gradients(dataclasses.replace(BASE, representation="spectral", feature_orthogonality=0.5), old)
+    assert max(np.abs(x - y).max() for x, y in zip(plain, with_it, strict=True)) > 1e-3
+
+
+def tabular():
+    """Three states and two actions with one-hot φ: d = 6. The last two transitions end their episodes."""
+    weight = np.zeros((A, S * A, S))
+    for s in range(S):
+        for a in range(A):
+            weight[a, s * A + a, s] = 1
+    state, action = np.divmod(np.arange(S * A), A)
+    following, ends = np.array([1, 2, 0, 2, 1, 0]), np.array([0, 0, 0, 0, 1, 1])
+    reward = np.array([0.5, -0.5, 0.25, 1, 0, 0.75])
+    batch = Transition(
+        jnp.asarray(np.eye(S)[state], jnp.float32),
+        jnp.asarray(action),
+        jnp.asarray(reward, jnp.float32),
+        jnp.asarray(1.0 - ends, jnp.float32),
+        jnp.ones(S * A),
+        jnp.asarray(np.eye(S)[following], jnp.float32),
+    )
+    theta = np.array([0.3, 1.0, -0.2, 0.4, 0.9, 0.1])
+    greedy = theta.reshape(S, A).argmax(axis=1)
+    discount = 0.9 * (1 - ends)
+    b = reward + discount * theta.reshape(S, A).max(axis=1)[following]
+    jacobian = discount[:, None] * np.eye(S * A)[following * A + greedy[following]]
+    return linear(weight), batch, theta, LinearBackup(jnp.asarray(b, jnp.float32), jnp.asarray(jacobian, jnp.float32))
+
+
+def test_the_expected_form_is_zero_at_an_exact_solution_and_grows_as_it_says():
+    network, batch, theta, backup = tabular()
+    config = dataclasses.replace(BASE, representation="expected", features=S * A, theta_variance=0.5)
+    way = representation(config, OBSERVATION)
+    target = Target(network, jnp.zeros(S * A), ())
+    prepared = way.prepare(target, jnp.asarray(theta, jnp.float32), (), stacked(batch), jax.random.key(0))
+    prepared = jax.tree.map(lambda x: x[0], prepared)
+    old = init_covariances(S * A)
+    loss, (covariances, _) = way.loss(network, backup, batch, prepared, old)
+    np.testing.assert_allclose(loss, 0, atol=1e-10)
+    np.testing.assert_allclose(covariances.feature, np.eye(6) / 6, rtol=1e-5)
+    off = LinearBackup(backup.b.at[0].add(0.6), backup.J.at[1, 2].add(0.3).at[4, 0].add(-0.6))
+    loss, (_, terms) = way.loss(network, off, batch, prepared, old)
+    np.testing.assert_allclose(terms["value"], 0.36 / 6, rtol=1e-4)
+    np.testing.assert_allclose(terms["prediction"], (0.09 + 0.36) / 6, rtol=1e-4)
+    np.testing.assert_allclose(loss, 0.06 + 0.5 * 0.075, rtol=1e-4)
+
+
+def test_the_linear_backup_is_the_bellman_operator_near_its_centre():
+    """Where the greedy actions of θ are those of θ̂, φᵀθ̃(θ) = TQ_θ."""
+    _, batch, theta, backup = tabular()
+    way = representation(dataclasses.replace(BASE, representation="expected", features=S * A), OBSERVATION)
+    near = theta + 0.05 * RNG.uniform(-1, 1, size=(7, S * A))
+    following = np.asarray(batch.next_observation).argmax(axis=1)
+    best = near.reshape(7, S, A).max(axis=2)[:, following]
+    expected = np.asarray(batch.reward) + 0.9 * np.asarray(batch.discount) * best
+    found = way.theta_tilde(backup, jnp.asarray(near, jnp.float32), jnp.asarray(theta, jnp.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pvn_by_hand():
+    config = dataclasses.replace(BASE, representation="pvn", pvn_quantile=0.2)
+    way = representation(config, OBSERVATION)
+    backup, frozen = way.init(jax.random.key(0))
+    assert backup.weights.shape == (6, D)
+    old_weights = RNG.normal(size=(6, D))
+    target = Target(linear(TARGET_WEIGHT), jnp.zeros(D), Indicators(jnp.asarray(old_weights, jnp.float32), jnp.zeros(6)))
+    output, following = (
+        np.asarray(x)[0] for x in way.prepare(target, jnp.zeros(D), frozen, stacked(BATCH), jax.random.key(1))
+    )
+    frozen_weight = np.asarray(frozen.head.weight)  # (networks, outputs, S)
+    assert not np.allclose(frozen_weight[0], frozen_weight[1])
+    expected = np.einsum("nos,bs->bno", frozen_weight, np.asarray(BATCH.observation)).reshape(B, 6)
+    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+    mean = phi_of(TARGET_WEIGHT, BATCH.next_observation).mean(axis=1)
+    discount = 0.9 * np.asarray(BATCH.discount)
+    np.testing.assert_allclose(following, discount[:, None] * (mean @ old_weights.T), rtol=1e-4, atol=1e-5)
+    bias = RNG.normal(size=6)
+    loss, (_, terms) = way.loss(
+        linear(WEIGHT),
+        backup._replace(bias=jnp.asarray(bias, jnp.float32)),
+        BATCH,
+        (jnp.asarray(output), jnp.asarray(following)),
+        init_covariances(D),
+    )
+    excess = output + bias
+    phi = phi_of(WEIGHT, BATCH.observation)[np.arange(B), np.asarray(BATCH.action)]
+    error = phi @ np.asarray(backup.weights).T - (excess > 0) - following
+    np.testing.assert_allclose(terms["pvn"], np.mean(error**2), rtol=1e-4)
+    np.testing.assert_allclose(terms["quantile"], np.mean(np.where(excess > 0, 0.8 * excess, -0.2 * excess)), rtol=1e-4)
+    np.testing.assert_allclose(loss, terms["pvn"] + terms["quantile"], rtol=1e-5)
+
+
+def test_the_bias_of_pvn_learns_to_fire_on_the_share_that_was_asked():
+    config = dataclasses.replace(BASE, representation="pvn", pvn_quantile=0.1)
+    way = representation(config, OBSERVATION)
+    count, tasks = 2_000, 6
+    output = jnp.asarray(RNG.normal(size=(count, tasks)) * np.linspace(0.5, 1.5, tasks) + np.linspace(-1, 1, tasks), jnp.float32)
+    batch = Transition(
+        jnp.zeros((count, S)), jnp.zeros(count, jnp.int32), jnp.zeros(count), jnp.zeros(count), jnp.ones(count), jnp.zeros((count, S))
+    )
+    network, cov = linear(WEIGHT), init_covariances(D)
+
+    def loss(bias):
+        return way.loss(network, Indicators(jnp.zeros((tasks, D)), bias), batch, (output, jnp.zeros((count, tasks))), cov)[0]
+
+    bias = jax.jit(lambda b: jax.lax.fori_loop(0, 300, lambda _, b: b - tasks * jax.grad(loss)(b), b))(jnp.zeros(tasks))
+    shares = np.mean(np.asarray(output) + np.asarray(bias) > 0, axis=0)
+    np.testing.assert_allclose(shares, 0.1, atol=0.01)

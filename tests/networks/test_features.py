@@ -1,0 +1,137 @@
+"""The torsos against convolutions and products written out, and how they are chosen and started."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spectral_bellman.networks import feature_network
+from spectral_bellman.networks.features import MLP, MinAtarCNN, NatureCNN, started, torso_for
+
+KEY = jax.random.key(0)
+
+
+def with_biases(network):
+    """The same with random biases: zeros would hide one that is left out."""
+    is_layer = lambda x: isinstance(x, eqx.nn.Linear | eqx.nn.Conv2d)  # noqa: E731
+
+    def shift(layer):
+        bias = 0.3 * jax.random.normal(jax.random.key(layer.bias.size), layer.bias.shape)
+        return eqx.tree_at(lambda x: x.bias, layer, bias)
+
+    return jax.tree.map(shift, network, is_leaf=is_layer)
+
+
+def described(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_minatar_torso_is_a_convolution():
+    network = with_biases(MinAtarCNN((10, 10, 4), KEY, filters=5, hidden=7))
+    observation = jax.random.bernoulli(jax.random.key(1), 0.3, (10, 10, 4))
+    kernel = network.convolution.weight.T.reshape(3, 3, 4, 5)
+    image = observation.astype(jnp.float32)[None]
+    convolved = jax.lax.conv_general_dilated(image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
+    hidden = np.maximum(np.asarray(convolved) + np.asarray(network.convolution.bias), 0).ravel()
+    expected = np.maximum(np.asarray(network.dense.weight) @ hidden + np.asarray(network.dense.bias), 0)
+    assert expected.max() > 0.1
+    np.testing.assert_allclose(network(observation), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_minatar_torso_of_another_size_has_its_own_width():
+    network = MinAtarCNN((6, 5, 2), KEY, filters=3, hidden=7)
+    assert network.dense.weight.shape == (7, 4 * 3 * 3)
+    assert network(jnp.zeros((6, 5, 2), bool)).shape == (7,)
+
+
+def test_mlp_by_hand():
+    network = with_biases(MLP((2, 2), (3, 2), KEY))
+    observation = np.array([[1, -2], [3, 0]])
+    x = np.array([1.0, -2.0, 3.0, 0.0])
+    for layer in network.layers:
+        x = np.maximum(np.asarray(layer.weight) @ x + np.asarray(layer.bias), 0)
+    assert x.max() > 0
+    np.testing.assert_allclose(network(jnp.asarray(observation)), x, rtol=1e-5)
+
+
+def test_nature_torso_divides_bytes_by_255_and_convolves_by_its_strides():
+    network = with_biases(NatureCNN((2, 36, 40), KEY, hidden=6))
+    observation = jax.random.randint(jax.random.key(2), (2, 36, 40), 0, 256).astype(jnp.uint8)
+    x = np.asarray(observation, np.float32) / 255
+    for layer, stride in zip(network.convolutions, (4, 2, 1), strict=True):
+        convolved = jax.lax.conv_general_dilated(jnp.asarray(x)[None], layer.weight, (stride, stride), "VALID")[0]
+        x = np.maximum(np.asarray(convolved) + np.asarray(layer.bias), 0)
+    assert x.shape == (64, 1, 2)
+    expected = np.maximum(np.asarray(network.dense.weight) @ x.ravel() + np.asarray(network.dense.bias), 0)
+    assert expected.max() > 0.1
+    np.testing.assert_allclose(network(observation), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nature_torso_of_atari_has_the_width_of_the_paper():
+    network = jax.eval_shape(lambda key: NatureCNN((4, 84, 84), key), KEY)
+    assert [layer.weight.shape for layer in network.convolutions] == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3)]
+    assert network.dense.weight.shape == (512, 3136)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "torso"),
+    [
+        ((4, 84, 84), jnp.uint8, "nature"),
+        ((4, 36, 36), jnp.uint8, "nature"),
+        ((4, 35, 84), jnp.uint8, "mlp"),
+        ((4, 84, 84), jnp.float32, "mlp"),
+        ((10, 10, 7), jnp.bool_, "minatar"),
+        ((10, 9, 7), jnp.bool_, "mlp"),
+        ((10, 10, 7), jnp.float32, "mlp"),
+        ((10, 10), jnp.bool_, "mlp"),
+        ((4,), jnp.float32, "mlp"),
+    ],
+)
+def test_the_torso_is_chosen_by_the_observation(shape, dtype, torso):
+    assert torso_for(described(shape, dtype)) == torso
+
+
+def test_auto_is_the_torso_that_was_chosen():
+    for shape, dtype, kind in (((4, 84, 84), jnp.uint8, NatureCNN), ((10, 10, 4), jnp.bool_, MinAtarCNN), ((3,), jnp.float32, MLP)):
+        network = jax.eval_shape(lambda key, o=described(shape, dtype): feature_network("auto", (8,), o, 3, 5, key), KEY)
+        assert isinstance(network.torso, kind)
+        assert network.head.weight.shape == (15, {NatureCNN: 512, MinAtarCNN: 128, MLP: 8}[kind])
+        phi = jax.eval_shape(lambda n, x: n(x), network, described(shape, dtype))
+        assert phi.shape == (3, 5)
+
+
+@pytest.mark.parametrize("kind", ["minatar", "nature"])
+def test_images_are_asked_for_with_the_cure(kind):
+    with pytest.raises(ValueError, match=rf"network '{kind}' reads images.*\(4,\).*--network mlp"):
+        feature_network(kind, (8,), described((4,), jnp.float32), 2, 3, KEY)
+
+
+def test_the_head_gives_each_action_its_own_rows():
+    network = with_biases(feature_network("mlp", (), described((3,), jnp.float32), 2, 4, KEY))
+    observation = np.array([0.5, -1.0, 2.0], np.float32)
+    flat = np.asarray(network.head.weight) @ observation + np.asarray(network.head.bias)
+    np.testing.assert_allclose(network(jnp.asarray(observation)), [flat[:4], flat[4:]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: eqx.nn.Linear(300, 80, key=KEY), lambda: eqx.nn.Conv2d(12, 80, 5, key=KEY)], ids=["dense", "convolution"]
+)
+def test_weights_start_with_the_variance_of_he_and_no_bias(make):
+    layer = started(make(), KEY)
+    np.testing.assert_array_equal(layer.bias, np.zeros_like(layer.bias))
+    weight = np.asarray(layer.weight)
+    wanted = 2 / 300  # fan-in: 300, and 12·5·5
+    deviation = np.sqrt(2 / weight.size)  # relative, of the sample variance
+    assert abs(weight.var() / wanted - 1) < 5 * deviation
+    assert abs(weight.mean()) < 5 * np.sqrt(wanted / weight.size)
+    # normal, not uniform: a uniform draw of this variance ends at 1.7 deviations
+    assert np.abs(weight).max() > 3 * np.sqrt(wanted)
+
+
+def test_layers_of_a_network_are_drawn_apart():
+    network = feature_network("mlp", (6, 6), described((6,), jnp.float32), 1, 6, KEY)
+    weights = [np.asarray(layer.weight) for layer in (*network.torso.layers, network.head)]
+    for i in range(3):
+        for j in range(i):
+            assert abs(np.corrcoef(weights[i].ravel(), weights[j].ravel())[0, 1]) < 0.6
