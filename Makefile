@@ -1,5 +1,5 @@
 # Needs Python 3.11 or newer with pip, and make. Everything else goes into .venv, with the versions of requirements.lock.
-#   make run    show what the method does, on a small default
+#   make run    train sbm-dqn-ts and dqn on a small default, and compare them
 #   make test   every check: format, lint, types, tests
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -35,8 +35,8 @@ develop: .venv/developing ## and what the checks need
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.lock
 	@touch $@
 
-run: install ## show the method on finite MDPs: tables and a figure
-	@$(BIN)/sbm tabular
+run: install ## train sbm-dqn-ts and dqn on a small default: a table and a figure
+	@$(BIN)/sbm demo
 
 test: develop lint types pytest ## every check
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import gymnasium
 import tyro
 from rich.console import Console
 from rich.markup import escape
@@ -21,11 +22,17 @@ def tabular(config: tyro.conf.OmitArgPrefixes[study.TabularStudy]) -> None:
 
 def train(arguments: list[str]) -> None:
     """Train an agent: sbm train PRESET --env ENV --out DIR."""
+    from spectral_bellman.agents.presets import PRESETS
     from spectral_bellman.environments import make
     from spectral_bellman.training.config import TrainConfig
     from spectral_bellman.training.run import build, configure, start
 
-    preset = next((x for x in arguments if not x.startswith("-")), None)
+    words = [
+        x
+        for before, x in zip(["", *arguments], arguments, strict=False)
+        if not x.startswith("-") and (x in PRESETS or not before.startswith("--"))
+    ]
+    preset = next(iter(words), None)
     env = _value(arguments, "--env")
     made = None
     if preset is None or env is None:
@@ -173,7 +180,7 @@ def main() -> None:
         else:
             described = {name: _listed(command) if command is train else command for name, command in COMMANDS.items()}
             tyro.extras.subcommand_cli_from_dict(described, prog="sbm", description="The Spectral Bellman Method.")
-    except (OSError, ValueError, ImportError, ArithmeticError) as error:
+    except (OSError, ValueError, ImportError, ArithmeticError, gymnasium.error.Error) as error:
         Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -155,7 +155,7 @@ def factor_of(phi, weight, ridge):
 
 
 def chain():
-    """Four states in a row; action 1 goes right and the last state's ends the episode with reward 1, action 0 goes left and pays 0.1."""
+    """Four states in a row; action 1 goes right and ends the episode of the last with reward 1, 0 goes left for 0.1."""
     states, gamma = 4, 0.9
     rewards, discounts, following = np.zeros((4, 2)), np.full((4, 2), gamma), np.zeros((4, 2), int)
     for s in range(states):

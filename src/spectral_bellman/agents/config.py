@@ -94,10 +94,31 @@ class AgentConfig:
     value_bound: float = 0.0
     """propagated: targets are clipped to ± this; 0 means R_max/(1 − γ)."""
 
+    def __post_init__(self) -> None:
+        counts = ("features", "batch", "target_rounds", "theta_samples", "pvn_networks", "pvn_outputs", "precision_samples")
+        for name in (*counts, "propagated_iterations", "propagated_draws"):
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("representation_steps", "q_steps", "warmup_steps", "epsilon_steps", "noise_anneal_steps"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("learning_rate", "q_learning_rate", "ridge"):
+            self._require(name, getattr(self, name) > 0, "positive")
+        for name in ("reward_clip", "theta_variance", "noise_scale", "propagated_variance", "value_bound"):
+            self._require(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("alpha", "epsilon_start", "epsilon_end", "pvn_quantile"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        self._require("discount", 0 <= self.discount < 1, "in [0, 1)")
+        self._require("batch", self.batch >= 2 or self.representation == "td", "2 or more where φ is learned apart")
+        if self.representation == "td" and self.q_solver != "adam":
+            raise ValueError("--q-solver least_squares fits θ̂ apart from φ, which --representation td does not: choose one of them")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"--{name.replace('_', '-')} must be {what}, got {getattr(self, name)}")
+
     @property
     def plain(self) -> bool:
         """Whether the head has |A| plain outputs: nobody needs features."""
-        return self.representation == "td" and self.exploration == "epsilon" and self.q_solver == "adam"
+        return self.representation == "td" and self.exploration == "epsilon"
 
     @property
     def dimension(self) -> int:

@@ -1,7 +1,7 @@
 """The paper's rows by name, and the settings that suit a family of environments. Presets are data.
 
-A plain name is the setting we use; where it leaves the paper, ``docs/agents.md`` says why. ``sbm-dqn-ts-paper`` is the paper's table
-of hyper-parameters to the letter, and design choices of our own only where it is silent.
+A plain name is the setting we use; where it leaves the paper, ``docs/agents.md`` says why. ``sbm-dqn-ts-paper`` is the paper's
+table of hyper-parameters to the letter, and design choices of our own only where it is silent.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """What φ learns from: the losses of the paper's rows, each as two functions.
 
 ``prepare`` computes what is fixed while a phase lasts, targets above all, for many gradient steps at once: the target network and θ̂
-do not move, so nothing is gained by computing them step by step, and on a GPU much is lost. ``loss`` is what one step differentiates.
-Shapes: S steps of B transitions, M sampled θ.
+do not move, so nothing is gained by computing them step by step, and much is lost on a GPU. ``loss`` is what one step
+differentiates. Shapes: S steps of B transitions, M sampled θ.
 """
 
 from collections.abc import Callable

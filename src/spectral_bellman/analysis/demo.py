@@ -25,7 +25,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
     out = _free(out)
     optimal = DeepSea(SIZE).optimal_return
     console.print(
-        f"DeepSea {SIZE}×{SIZE}: one of {2**SIZE:,} sequences of actions finds the treasure, and each step towards it costs a little.\n"
+        f"DeepSea {SIZE}×{SIZE}: one of {2**SIZE:,} sequences of actions finds the treasure; every step towards it costs.\n"
         f"sbm-dqn-ts, its noise carried through the backups, and ε-greedy dqn, {episodes} episodes and {seeds} seeds each.",
         highlight=False,
     )

@@ -26,7 +26,7 @@ class Made(NamedTuple):
 def available() -> dict[str, str]:
     """The names that ``make`` knows, with a line about each."""
     return {
-        "deep_sea/N": "bsuite's hard exploration: N steps down a grid, one treasure; deep_sea_stochastic/N slips and has noisy rewards",
+        "deep_sea/N": "bsuite's hard exploration: N steps down a grid, one treasure; deep_sea_stochastic/N slips, rewards noisy",
         **{f"minatar/{game}": "MinAtar, six actions, sticky 0.1; needs the extra minatar" for game in GAMES},
         "gym/ID": "any Gymnasium environment with Discrete actions and Box observations, e.g. gym/CartPole-v1",
     }

@@ -31,7 +31,8 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
     made = make(config.env if env is None else env)
     loop = build(config, made)
     path, state, info = _load(folder / "checkpoints", name, loop, console)
-    problems = loop.restore(state, info["extra"])
+    for problem in loop.restore(state, info["extra"]):
+        console.print(f"[yellow]warning:[/yellow] {problem}", highlight=False)
     with console.status(f"playing {episodes} episodes with each of {config.seeds} seeds"):
         # A number no round of training has, so that no episode is one that was seen.
         returns = loop.evaluate(2**30 + info["round"])
@@ -63,7 +64,6 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
         target = folder / f"episode-{path.name}.gif"
         iio.imwrite(target, pictures, duration=1000 / FRAMES_PER_SECOND, loop=0)
         console.print(f"{target}: {len(pictures)} pictures", highlight=False)
-    del problems
     loop.close()
     return result
 
@@ -99,6 +99,8 @@ def _device_pictures(loop: Seeds, made: Made) -> list[NDArray[np.uint8]]:
 
 
 def _host_pictures(loop: Seeds, config: TrainConfig, made: Made) -> list[NDArray[np.uint8]]:
+    if not config.env.startswith("gym/"):
+        raise ValueError(f"{made.name} cannot be shown: only environments that Gymnasium knows by name can be asked for pictures")
     name = config.env.partition("/")[2]
     environments = GymEnvironments(made.name, maker(name, render_mode="rgb_array"), [config.first_seed], 1, stream=2)
     policy = loop.loops[0].state[2]

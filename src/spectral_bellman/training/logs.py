@@ -1,5 +1,6 @@
 """What a run writes while it goes: metrics.jsonl always, TensorBoard and W&B when asked, and the progress bar."""
 
+import contextlib
 import json
 import math
 import os
@@ -24,9 +25,11 @@ class MetricsLog:
     """metrics.jsonl: one line a log point and seed. What was written after a checkpoint is cut off when the run resumes."""
 
     def __init__(self, folder: Path, config: TrainConfig, position: int = 0) -> None:
-        self._file = (folder / "metrics.jsonl").open("ab")
+        self._closing = contextlib.ExitStack()
+        self._boards = _boards(folder, config, self._closing)
+        self._file = self._closing.enter_context((folder / "metrics.jsonl").open("ab"))
         self._file.truncate(position)
-        self._boards = _boards(folder, config)
+        self._file.seek(position)
 
     def write(self, record: dict[str, Any]) -> None:
         """A line; what is not finite becomes null."""
@@ -43,10 +46,10 @@ class MetricsLog:
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        self._closing.close()
 
 
-def _boards(folder: Path, config: TrainConfig) -> list[Any]:
+def _boards(folder: Path, config: TrainConfig, closing: contextlib.ExitStack) -> list[Any]:
     boards = []
     if config.tensorboard:
         try:
@@ -58,7 +61,7 @@ def _boards(folder: Path, config: TrainConfig) -> list[Any]:
         def to_tensorboard(record: dict[str, Any]) -> None:
             seed = record["seed"]
             if seed not in writers:
-                writers[seed] = SummaryWriter(str(folder / "tensorboard" / f"seed-{seed}"))
+                writers[seed] = closing.enter_context(SummaryWriter(str(folder / "tensorboard" / f"seed-{seed}")))
             for name, value in record.items():
                 if isinstance(value, float):
                     writers[seed].add_scalar(name, value, record["frames"])

@@ -75,9 +75,10 @@ def start(config: TrainConfig, made: Made, folder: Path, console: Console) -> Re
     memory.check(memory.estimate(loop), config.replay_capacity)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
+        log = MetricsLog(folder, config)
         write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
         loop.init()
-        return _go(config, loop, folder, MetricsLog(folder, config), 0, 0.0, console)
+        return _go(config, loop, folder, log, 0, 0.0, console)
 
 
 def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, console: Console | None = None) -> Result:

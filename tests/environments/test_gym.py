@@ -1,0 +1,215 @@
+"""Gymnasium environments on the host: seeds, ends of episodes, and coming back from a checkpoint."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from spectral_bellman import environments
+from spectral_bellman.environments.deep_sea import DeepSea
+from spectral_bellman.environments.gym import GymEnvironments, maker
+
+LIMIT = 4
+
+
+class Walk(gymnasium.Env):
+    """A random walk pushed by −1, 0 or 1; it ends beyond 3 and is cut after four steps; it remembers what it showed and heard."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = gymnasium.spaces.Discrete(3, start=-1)
+        self.shown, self.told, self.closed = [], [], False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.steps = self.np_random.normal(size=2), 0
+        self.shown.append(self.x)
+        return self.x, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.told.append(action)
+        self.x = self.x + action + 0.1 * self.np_random.normal(size=2)
+        self.steps += 1
+        self.shown.append(self.x)
+        return self.x, float(self.x[0]), bool(self.x[0] > 3), self.steps >= LIMIT, {}
+
+    def close(self):
+        self.closed = True
+
+
+def walks(**settings):
+    """Environments, and the very objects they step."""
+    objects: list[Walk] = []
+
+    def make() -> Walk:
+        objects.append(Walk())
+        return objects[-1]
+
+    return GymEnvironments("walk", make, **settings), objects
+
+
+def play(environments: GymEnvironments, steps: int, seed: int = 0) -> list[np.ndarray]:
+    actions = np.random.default_rng(seed).integers(0, 3, (steps, len(environments)))
+    return [np.concatenate([x.reshape(len(environments), -1).astype(np.float64) for x in environments.step(a)], 1) for a in actions]
+
+
+def test_spaces_are_read():
+    walk, _ = walks(copies=2)
+    assert (walk.observation.shape, walk.observation.dtype, walk.num_actions, len(walk)) == ((2,), np.float32, 3, 2)
+
+
+def test_the_same_seeds_give_the_same_episodes():
+    first, second = walks(seeds=[3, 4], copies=2)[0], walks(seeds=[3, 4], copies=2)[0]
+    np.testing.assert_array_equal(first.reset(), second.reset())
+    np.testing.assert_array_equal(play(first, 11), play(second, 11))
+
+
+def test_every_seed_copy_stream_and_episode_begins_differently():
+    starts = [walks(seeds=[3, 4], copies=2, stream=stream)[0].reset() for stream in (0, 1)]
+    walk, objects = walks(seeds=[3])
+    walk.reset()
+    play(walk, 2 * LIMIT)
+    episodes = np.stack(objects[0].shown).astype(np.float32)
+    episodes = episodes[[0, LIMIT + 1, 2 * LIMIT + 2]] if len(episodes) == 2 * LIMIT + 3 else episodes[[0, -1]]
+    np.testing.assert_array_equal(episodes[0], starts[0][0])  # a seed begins alike however many others there are
+    everything = np.concatenate([*starts, episodes[1:]])
+    assert len(np.unique(everything, axis=0)) == len(everything)
+
+
+def test_the_last_observation_of_a_truncated_episode_is_the_true_one():
+    walk, objects = walks(copies=2)
+    walk.reset()
+    still = np.ones(2, int)  # which is action 0 of a space that starts at −1
+    for _ in range(LIMIT - 1):
+        step = walk.step(still)
+        assert not step.truncated.any()
+        np.testing.assert_array_equal(step.following, step.observation)
+    step = walk.step(still)
+    assert step.truncated.all()
+    for i, walker in enumerate(objects):
+        np.testing.assert_array_equal(step.observation[i], walker.shown[-2].astype(np.float32))
+        np.testing.assert_array_equal(step.following[i], walker.shown[-1].astype(np.float32))
+        np.testing.assert_array_equal(step.reward[i], np.float32(walker.shown[-2][0]))
+    assert not np.any(step.observation == step.following)
+
+
+def test_termination_is_told_from_truncation():
+    walk, objects = walks()
+    walk.reset()
+    objects[0].x = np.array([2.9, 0.0])
+    step = walk.step(np.array([2]))
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True], [False])
+    np.testing.assert_array_equal(step.observation[0], objects[0].shown[-2].astype(np.float32))
+    np.testing.assert_array_equal(step.following[0], objects[0].shown[-1].astype(np.float32))
+
+
+def test_actions_start_where_the_space_does():
+    walk, objects = walks(copies=3)
+    walk.reset()
+    walk.step(np.array([0, 1, 2]))
+    assert [walker.told for walker in objects] == [[-1], [0], [1]]
+
+
+def test_those_that_do_not_run_are_left_alone():
+    walk, objects = walks(copies=2)
+    walk.reset()
+    step = walk.step(np.array([2, 2]), np.array([True, False]))
+    assert [len(walker.told) for walker in objects] == [1, 0]
+    assert step.reward[1] == 0
+    assert [len(saved["actions"]) for saved in walk.save()] == [1, 0]
+
+
+def test_a_running_episode_comes_back_to_the_bit():
+    walk, _ = walks(seeds=[1, 2], copies=2)
+    walk.reset()
+    last = play(walk, LIMIT + 2, seed=5)[-1]
+    saved = walk.save()
+    assert all(entry["episode"] >= 1 and entry["actions"] for entry in saved)
+    after = play(walk, 9, seed=6)
+    assert all(len(entry["actions"]) <= LIMIT for entry in saved)  # what was saved does not go on
+    again, objects = walks(seeds=[1, 2], copies=2)
+    np.testing.assert_array_equal(again.restore(saved), last[:, -2:])
+    assert again.save() == saved
+    assert all(len(walker.told) == len(entry["actions"]) for walker, entry in zip(objects, saved, strict=True))
+    np.testing.assert_array_equal(play(again, 9, seed=6), after)
+
+
+def test_close_closes_all():
+    walk, objects = walks(copies=2)
+    walk.close()
+    assert all(walker.closed for walker in objects)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        ("action_space", gymnasium.spaces.Box(-1, 1, (2,)), "needs a Discrete space"),
+        ("action_space", gymnasium.spaces.MultiDiscrete([2, 2]), "needs a Discrete space"),
+        ("observation_space", gymnasium.spaces.Discrete(5), "FlattenObservation"),
+        ("observation_space", gymnasium.spaces.Dict({"x": gymnasium.spaces.Discrete(5)}), "FlattenObservation"),
+    ],
+)
+def test_spaces_that_are_refused_name_the_cure(space, value, words):
+    def make():
+        walk = Walk()
+        setattr(walk, space, value)
+        return walk
+
+    with pytest.raises(ValueError, match=f"^walk: (actions|observations) are .*{words}"):
+        GymEnvironments("walk", make)
+
+
+def test_bytes_stay_bytes():
+    class Pixels(Walk):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+
+    assert GymEnvironments("pixels", Pixels).observation.dtype == np.uint8
+
+
+def test_makers_make_copies_that_share_nothing():
+    given = Walk()
+    one, other = maker(given)(), maker(given)()
+    assert one is not other
+    assert one is not given
+    one.reset(seed=0)
+    assert not other.shown
+    assert maker(Walk) is Walk
+
+
+def test_make_takes_names_objects_and_makers():
+    assert environments.make("gym/CartPole-v1").family == "gym"
+    assert environments.make("deep_sea/3").device.size == 3
+    assert not environments.make("deep_sea/3").device.stochastic
+    assert environments.make("deep_sea_stochastic/3").device.stochastic
+    made = environments.make(DeepSea(4))
+    assert (made.name, made.family, made.device.size, made.host) == ("DeepSea", "jax", 4, None)
+    for given in (Walk(), Walk):
+        made = environments.make(given)
+        assert (made.name, made.family, made.device) == ("Walk", "gym", None)
+        assert isinstance(made.host(), Walk)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("minatar/breakot", "did you mean minatar/breakout"),
+        ("minatr/breakout", "did you mean minatar/breakout"),
+        ("gym/CartPol-v1", "did you mean .*CartPole-v1"),
+        ("CartPole-v1", "did you mean gym/CartPole-v1"),
+        ("deep_see/N", "did you mean deep_sea/N"),
+        ("deep_sea", "needs a size, e.g. deep_sea/10"),
+        ("deep_sea/ten", "needs a size, e.g. deep_sea/10"),
+        ("???", "sbm envs lists them"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(name, words):
+    with pytest.raises(ValueError, match=words):
+        environments.make(name)
+
+
+@pytest.mark.parametrize("nonsense", [3, None, [1, 2]])
+def test_nonsense_is_a_type_error_that_says_what_an_environment_is(nonsense):
+    with pytest.raises(TypeError, match=f"an environment is a name .*gymnasium.Env.*got {type(nonsense).__name__}"):
+        environments.make(nonsense)
