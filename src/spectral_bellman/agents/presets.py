@@ -85,15 +85,16 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "gym": (
-        {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},
+        {"num_envs": 32, "round_steps": 8, "replay_capacity": 10_000, "frames": 100_000},
         {
             "hidden": (120, 84),
             "batch": 128,
             "representation_steps": 12,
             "q_steps": 4,
+            "learning_rate": 5e-4,
             "warmup_steps": 1_000,
             "epsilon_steps": 10_000,
-            "epsilon_end": 0.05,
+            "epsilon_end": 0.1,
             "reward_clip": 0.0,
         },
     ),

@@ -37,6 +37,8 @@ class GymEnvironments:
         first = self._environments[0]
         self.observation, self.num_actions, self._start = _spaces(name, first)
         self._seeds = [(seed, stream, index) for seed in seeds for index in range(copies)]
+        self._steps = [environment.step for environment in self._environments]
+        self._blank = np.zeros(self.observation.shape, self.observation.dtype)
         self._episodes = [-1] * len(self._environments)
         self._actions: list[list[int]] = [[] for _ in self._environments]
 
@@ -50,23 +52,23 @@ class GymEnvironments:
     def step(self, actions: NDArray[np.integer[Any]], running: NDArray[np.bool_] | None = None) -> HostStep:
         """One step of each; an episode that ends is followed by the next. Those that are not ``running`` are left alone."""
         count = len(self)
-        observation = np.zeros((count, *self.observation.shape), self.observation.dtype)
-        reward = np.zeros(count, np.float32)
-        terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
+        observations, rewards = [self._blank] * count, [0.0] * count
+        terminated, truncated = [False] * count, [False] * count
         beginnings = []
-        for i, (environment, action) in enumerate(zip(self._environments, actions.tolist(), strict=True)):
-            if running is not None and not running[i]:
-                continue
-            self._actions[i].append(action)
-            observation[i], reward[i], terminated[i], truncated[i], _ = environment.step(self._start + action)
-            if terminated[i] or truncated[i]:
-                beginnings.append((i, self._begin(i, self._episodes[i] + 1)))
-        following = observation
+        # Lists, and one array at the end: an assignment to an array costs as much as a small environment's step.
+        for i, action in enumerate(actions.tolist()):
+            if running is None or running[i]:
+                self._actions[i].append(action)
+                observations[i], rewards[i], terminated[i], truncated[i], _ = self._steps[i](self._start + action)
+                if terminated[i] or truncated[i]:
+                    beginnings.append((i, self._begin(i, self._episodes[i] + 1)))
+        observation = following = np.array(observations, self.observation.dtype)
         if beginnings:
             following = observation.copy()
             for i, first in beginnings:
                 following[i] = first
-        return HostStep(observation, reward, terminated, truncated, following)
+        ended = np.array(terminated, bool), np.array(truncated, bool)
+        return HostStep(observation, np.array(rewards, np.float32), *ended, following)
 
     def save(self) -> list[dict[str, Any]]:
         """What ``restore`` needs: the number of each running episode and its actions so far."""
