@@ -52,7 +52,8 @@ class GymEnvironments:
     def step(self, actions: NDArray[np.integer[Any]], running: NDArray[np.bool_] | None = None) -> HostStep:
         """One step of each; an episode that ends is followed by the next. Those that are not ``running`` are left alone."""
         count = len(self)
-        observations, rewards = [self._blank] * count, [0.0] * count
+        observations: list[Any] = [self._blank] * count
+        rewards: list[Any] = [0.0] * count
         terminated, truncated = [False] * count, [False] * count
         beginnings = []
         # Lists, and one array at the end: an assignment to an array costs as much as a small environment's step.
