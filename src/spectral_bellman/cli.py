@@ -181,7 +181,7 @@ def main() -> None:
             described = {name: _listed(command) if command is train else command for name, command in COMMANDS.items()}
             tyro.extras.subcommand_cli_from_dict(described, prog="sbm", description="The Spectral Bellman Method.")
     except (OSError, ValueError, ImportError, ArithmeticError, gymnasium.error.Error) as error:
-        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False)
+        Console(stderr=True).print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -220,11 +220,13 @@ def _describe(config: Any, loop: Any, folder: Path, console: Console) -> None:
         f"{need.parameters:,} parameters a seed; {config.samples_per_step:.3g} samples per agent step; {config.rounds:,} rounds of "
         f"{config.round_frames:,} frames, {config.agent.updates} gradient steps of {config.agent.batch} in each",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(
         f"memory: {memory.show(need.total)} (replay {memory.show(need.replay)}, agents {memory.show(need.agent)}, working "
         f"{memory.show(need.working)}, process {memory.show(need.process)}); the run would go to {folder}",
         highlight=False,
+        soft_wrap=True,
     )
     memory.check(need, config.replay_capacity)
     loop.close()
@@ -233,7 +235,11 @@ def _describe(config: Any, loop: Any, folder: Path, console: Console) -> None:
 def _say_result(result: Any, console: Console) -> None:
     if result.summary:
         speed = result.summary["frames_per_s"]
-        console.print(f"{result.folder}: finished, {speed:,.0f} frames/s; sbm report {result.folder} draws it", highlight=False)
+        console.print(
+            f"{result.folder}: finished, {speed:,.0f} frames/s; sbm report {result.folder} draws it",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 if __name__ == "__main__":

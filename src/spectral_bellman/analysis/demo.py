@@ -28,6 +28,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
         f"DeepSea {SIZE}×{SIZE}: one of {2**SIZE:,} sequences of actions finds the treasure; every step towards it costs.\n"
         f"sbm-dqn-ts, its noise carried through the backups, and ε-greedy dqn, {episodes} episodes and {seeds} seeds each.",
         highlight=False,
+        soft_wrap=True,
     )
     solved, returns = {}, {}
     for preset, settings in AGENTS.items():
@@ -57,6 +58,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
     console.print(
         f"Solved: the treasure in at least {WINDOW // 2} of {WINDOW} episodes in a row, counted to the last of them.",
         highlight=False,
+        soft_wrap=True,
     )
     better = sum(n is not None for n in solved["sbm-dqn-ts"]) > sum(n is not None for n in solved["dqn"])
     console.print(
@@ -64,7 +66,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
     )
     _figure(returns, optimal).savefig(out / "demo.png", dpi=150)
     write_json(out / "demo.json", {"episodes to solve": solved, "optimal return": optimal, "provenance": provenance()})
-    console.print(f"{out / 'demo.png'} shows it; sbm report {out} draws the diagnostics", highlight=False)
+    console.print(f"{out / 'demo.png'} shows it; sbm report {out} draws the diagnostics", highlight=False, soft_wrap=True)
     return solved
 
 

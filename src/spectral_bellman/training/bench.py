@@ -65,10 +65,12 @@ def bench(
     console.print(table)
     for name, value in figures.items():
         if isinstance(value, float):
-            console.print(f"{name}: {value:.3f}", highlight=False)
+            console.print(f"{name}: {value:.3f}", highlight=False, soft_wrap=True)
     for preset in PRESETS:
         estimated, peak = figures[f"{preset} memory, estimated"], figures[f"{preset} memory, peak"]
-        console.print(f"{preset}: memory estimated {memory.show(estimated)}, peak so far {memory.show(peak)}", highlight=False)
+        console.print(
+            f"{preset}: memory estimated {memory.show(estimated)}, peak so far {memory.show(peak)}", highlight=False, soft_wrap=True
+        )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, {**figures, "configs": {k: dataclasses.asdict(v) for k, v in configs.items()}, "provenance": provenance()})

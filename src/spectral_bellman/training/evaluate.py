@@ -32,7 +32,7 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
     loop = build(config, made)
     path, state, info = _load(folder / "checkpoints", name, loop, console)
     for problem in loop.restore(state, info["extra"]):
-        console.print(f"[yellow]warning:[/yellow] {problem}", highlight=False)
+        console.print(f"[yellow]warning:[/yellow] {problem}", highlight=False, soft_wrap=True)
     with console.status(f"playing {episodes} episodes with each of {config.seeds} seeds"):
         # A number no round of training has, so that no episode is one that was seen.
         returns = loop.evaluate(2**30 + info["round"])
@@ -63,7 +63,7 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
         pictures = _device_pictures(loop, made) if made.device is not None else _host_pictures(loop, config, made)
         target = folder / f"episode-{path.name}.gif"
         iio.imwrite(target, pictures, duration=1000 / FRAMES_PER_SECOND, loop=0)
-        console.print(f"{target}: {len(pictures)} pictures", highlight=False)
+        console.print(f"{target}: {len(pictures)} pictures", highlight=False, soft_wrap=True)
     loop.close()
     return result
 

@@ -116,4 +116,5 @@ class Bar:
                 f"{self._config.preset} on {self._config.env}: {frames:,} of {self._config.frames:,} frames, "
                 f"{frames_per_s:,.0f}/s, return {shown}",
                 highlight=False,
+                soft_wrap=True,
             )

@@ -94,4 +94,9 @@ def show(count: int) -> str:
 
 def peak_resident() -> int:
     """The most this process has had in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    try:
+        # Not getrusage, whose maximum begins with what the parent had when it forked.
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -285,4 +285,4 @@ def _compare_versions(saved: dict[str, Any], console: Console) -> None:
 
 
 def _warn(console: Console, text: str) -> None:
-    console.print(f"[yellow]warning:[/yellow] {text}", highlight=False)
+    console.print(f"[yellow]warning:[/yellow] {text}", highlight=False, soft_wrap=True)
