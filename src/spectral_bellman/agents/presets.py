@@ -85,7 +85,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "gym": (
-        {"num_envs": 32, "round_steps": 8, "replay_capacity": 10_000, "frames": 100_000},
+        {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},
         {
             "hidden": (120, 84),
             "batch": 128,
