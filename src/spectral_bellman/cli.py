@@ -1,7 +1,6 @@
 """The command ``sbm``."""
 
 import dataclasses
-import difflib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spectral_bellman._names import did_you_mean
 from spectral_bellman.tabular import study
 
 
@@ -172,8 +172,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
-            close = difflib.get_close_matches(arguments[0], COMMANDS, n=2)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(COMMANDS)}"
+            hint = did_you_mean(arguments[0], COMMANDS, cutoff=0.6) or f"there are {', '.join(COMMANDS)}"
             raise ValueError(f"there is no command {arguments[0]!r}: {hint}")
         if arguments[:1] == ["train"]:
             train(arguments[1:])

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,6 +150,12 @@ def test_sigterm_stops_with_a_checkpoint(tmp_path):
     if not (folder / "summary.json").exists():
         resume(folder, console=QUIET)
     assert (folder / "summary.json").exists()
+
+
+def test_resuming_a_finished_run_keeps_its_summary(finished, tmp_path):
+    _, result = finished
+    folder = shutil.copytree(result.folder, tmp_path / "copy")
+    assert resume(folder, console=QUIET).summary["seeds"] == result.summary["seeds"]
 
 
 def test_a_longer_run_goes_on_where_the_shorter_ended(finished, tmp_path):

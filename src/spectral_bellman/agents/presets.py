@@ -5,11 +5,11 @@ table of hyper-parameters to the letter, and design choices of our own only wher
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from spectral_bellman._names import did_you_mean
 from spectral_bellman.agents.config import AgentConfig
 
 
@@ -109,8 +109,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def preset_settings(preset: str, family: str) -> tuple[dict[str, Any], AgentConfig]:
     """The run's settings and the agent's, for a preset on a family of environments."""
     if preset not in PRESETS:
-        close = difflib.get_close_matches(preset, PRESETS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else "sbm presets lists them"
+        hint = did_you_mean(preset, PRESETS, cutoff=0.4) or "sbm presets lists them"
         raise ValueError(f"there is no preset {preset!r}; {hint}")
     run, agent = FAMILIES[family]
     _, agent_changes, run_changes = PRESETS[preset]

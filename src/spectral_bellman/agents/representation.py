@@ -120,6 +120,11 @@ def _bellman(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     return Representation(init, prepare, loss, lambda backup, theta, _: jax.vmap(backup)(theta))
 
 
+def _with_features(cov: Covariances, phi: Float[Array, "B d"]) -> Covariances:
+    """Λ1 of the batch alone, for those who only look at it."""
+    return Covariances(objective.update_covariance(cov.feature, phi, 1.0), cov.parameter, jnp.ones((), bool))
+
+
 class LinearBackup(NamedTuple):
     """θ̃(θ) = b + J(θ − θ̂)."""
 
@@ -158,8 +163,7 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
             "value": jnp.mean(jnp.square(phi @ backup.b - targets)),
             "prediction": jnp.mean(jnp.sum(jnp.square(product(phi, backup.J) - following), axis=1)),
         }
-        covariances = Covariances(product(phi.T, phi) / len(phi), cov.parameter, jnp.ones((), bool))
-        return terms["value"] + config.theta_variance * terms["prediction"], (covariances, terms)
+        return terms["value"] + config.theta_variance * terms["prediction"], (_with_features(cov, phi), terms)
 
     return Representation(
         init, prepare, loss, lambda backup, theta, theta_hat: backup.b[None] + product(theta - theta_hat[None], backup.J.T)
@@ -211,7 +215,6 @@ def _pvn(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representati
             "pvn": jnp.mean(jnp.square(product(phi, backup.weights.T) - targets)),
             "quantile": jnp.mean(jnp.maximum(quantile * excess, (quantile - 1) * excess)),
         }
-        covariances = Covariances(product(phi.T, phi) / len(phi), cov.parameter, jnp.ones((), bool))
-        return terms["pvn"] + terms["quantile"], (covariances, terms)
+        return terms["pvn"] + terms["quantile"], (_with_features(cov, phi), terms)
 
     return Representation(init, prepare, loss)

@@ -1,10 +1,10 @@
 """Environments by name: ``deep_sea/N``, ``minatar/GAME``, ``gym/ID``, or an object of the user's."""
 
-import difflib
 from typing import Any, NamedTuple
 
 import gymnasium
 
+from spectral_bellman._names import did_you_mean
 from spectral_bellman.environments.base import Environment, Step
 from spectral_bellman.environments.deep_sea import DeepSea
 from spectral_bellman.environments.gym import GymEnvironments, Maker, maker
@@ -68,5 +68,5 @@ def _named(name: str) -> Made:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = did_you_mean(name, known)
+    return f"; {hint}" if hint else ""

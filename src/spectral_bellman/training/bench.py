@@ -18,6 +18,7 @@ from spectral_bellman.environments import Made, make
 from spectral_bellman.environments.gym import GymEnvironments
 from spectral_bellman.training import memory
 from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.rounds import select
 from spectral_bellman.training.run import build, configure
 from spectral_bellman.training.seeds import Seeds, over_seeds
 
@@ -112,7 +113,7 @@ def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
             states, step = jax.vmap(environment.step)(states, action, jax.random.split(keys[1], num_envs))
             fresh, _ = jax.vmap(environment.reset)(jax.random.split(keys[2], num_envs))
             done = step.terminated | step.truncated
-            return jax.tree.map(lambda new, old: jnp.where(done.reshape(-1, *(1,) * (old.ndim - 1)), new, old), fresh, states), None
+            return jax.tree.map(lambda new, old: select(done, new, old), fresh, states), None
 
         return jax.lax.scan(one, states, jax.random.split(key, config.round_steps))[0]
 

@@ -1,7 +1,6 @@
 """The settings of a run, and how they are read back from its folder."""
 
 import dataclasses
-import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import tyro
 
+from spectral_bellman._names import did_you_mean
 from spectral_bellman.agents.config import AgentConfig
 
 
@@ -96,6 +96,10 @@ class TrainConfig:
         """Transitions sampled for gradient steps, for each agent step."""
         return self.agent.updates * self.agent.batch / self.round_frames
 
+    def learns(self, number: int) -> bool:
+        """Whether the warm-up is over at the end of round ``number``."""
+        return (number + 1) * self.round_frames >= self.agent.warmup_steps
+
     def resolved(self) -> "TrainConfig":
         """The same with every 0 that means "a share of the run" put in figures, so that a longer run keeps them."""
         return dataclasses.replace(
@@ -109,8 +113,8 @@ def override(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     agents = {f.name for f in dataclasses.fields(AgentConfig)}
     for name in changes:
         if name not in own | agents:
-            close = difflib.get_close_matches(name, own | agents, n=3, cutoff=0.5)
-            raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else ""))
+            hint = did_you_mean(name, own | agents)
+            raise ValueError(f"there is no setting {name!r}" + (f"; {hint}" if hint else ""))
     agent = dataclasses.replace(config.agent, **{k: v for k, v in changes.items() if k in agents})
     return dataclasses.replace(config, agent=agent, **{k: v for k, v in changes.items() if k in own})
 

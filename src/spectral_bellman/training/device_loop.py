@@ -44,11 +44,7 @@ class DeviceLoop:
     def run_round(self, number: int) -> None:
         """Round ``number``, dispatched; the result is there when somebody looks."""
         assert self.state is not None
-        self.state = self.program(self.learns(number))(*self.state, jnp.int32(number))
-
-    def learns(self, number: int) -> bool:
-        """Whether the warm-up is over at the end of this round."""
-        return (number + 1) * self.config.round_frames >= self.config.agent.warmup_steps
+        self.state = self.program(self.config.learns(number))(*self.state, jnp.int32(number))
 
     def program(self, learning: bool) -> Any:
         """The compiled round."""

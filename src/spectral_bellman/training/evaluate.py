@@ -16,7 +16,7 @@ from spectral_bellman.environments import Made, make
 from spectral_bellman.environments.gym import GymEnvironments, maker
 from spectral_bellman.training import checkpoint
 from spectral_bellman.training.config import TrainConfig, read_config
-from spectral_bellman.training.run import build
+from spectral_bellman.training.run import build, warn
 from spectral_bellman.training.seeds import Seeds
 
 FRAMES_PER_SECOND = 15
@@ -32,7 +32,7 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
     loop = build(config, made)
     path, state, info = _load(folder / "checkpoints", name, loop, console)
     for problem in loop.restore(state, info["extra"]):
-        console.print(f"[yellow]warning:[/yellow] {problem}", highlight=False, soft_wrap=True)
+        warn(console, problem)
     with console.status(f"playing {episodes} episodes with each of {config.seeds} seeds"):
         # A number no round of training has, so that no episode is one that was seen.
         returns = loop.evaluate(2**30 + info["round"])
@@ -70,7 +70,7 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
 
 def _load(folder: Path, name: str | None, loop: Seeds, console: Console) -> tuple[Path, Any, dict[str, Any]]:
     if name is None:
-        return checkpoint.load_newest(folder, loop.shapes(), lambda text: console.print(f"[yellow]warning:[/yellow] {text}"))
+        return checkpoint.load_newest(folder, loop.shapes(), lambda text: warn(console, text))
     if not (folder / name).is_dir():
         raise FileNotFoundError(
             f"{folder / name} does not exist; there are {', '.join(p.name for p in checkpoint.candidates(folder))}"

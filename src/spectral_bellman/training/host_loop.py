@@ -66,7 +66,7 @@ class HostLoop:
         """Collect round ``number`` while the last one is learned, then begin to learn it."""
         collected = self._collect(number)
         learner, published = self._learned()
-        program = self.program(self.learns(number))
+        program = self.program(self.config.learns(number))
         # The policy that acts next is the one published before this learning began, which it must not overwrite.
         self._policy = published
 
@@ -75,10 +75,6 @@ class HostLoop:
             return jax.block_until_ready(result)
 
         self._learning = self._worker.submit(learn)
-
-    def learns(self, number: int) -> bool:
-        """Whether the warm-up is over at the end of this round."""
-        return (number + 1) * self.config.round_frames >= self.config.agent.warmup_steps
 
     def program(self, learning: bool) -> Any:
         """The compiled learning of a round."""

@@ -105,7 +105,7 @@ def collect(
         states, step = jax.vmap(environment.step)(scene.states, action, jax.random.split(step_key, num_envs))
         done = step.terminated | step.truncated
         fresh = jax.vmap(environment.reset)(jax.random.split(reset_key, num_envs))
-        states, following = jax.tree.map(lambda new, old: _where(done, new, old), fresh, (states, step.observation))
+        states, following = jax.tree.map(lambda new, old: select(done, new, old), fresh, (states, step.observation))
         truncated = step.truncated & ~step.terminated
         discount = 1 - step.terminated.astype(jnp.float32)
         transition = Transition(observation, action, step.reward, discount, prob, step.observation)
@@ -141,7 +141,8 @@ def collection_key(key: RandomKey, round_number: Int[Array, ""]) -> RandomKey:
     return jax.random.fold_in(jax.random.fold_in(key, round_number), 0)
 
 
-def _where(mask: Bool[Array, " N"], new: Array, old: Array) -> Array:
+def select(mask: Bool[Array, " N"], new: Array, old: Array) -> Array:
+    """``new`` for the environments in the mask, ``old`` for the others."""
     if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
         return jnp.where(mask, new, old)
     return jnp.where(mask.reshape(mask.shape + (1,) * (old.ndim - 1)), new, old)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import json
 import signal
 import threading
 import time
@@ -100,15 +101,15 @@ def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, co
         loop = build(config, made)
         number, seconds, position = 0, 0.0, 0
         try:
-            path, state, info = checkpoint.load_newest(folder / "checkpoints", loop.shapes(), lambda text: _warn(console, text))
+            path, state, info = checkpoint.load_newest(folder / "checkpoints", loop.shapes(), lambda text: warn(console, text))
         except FileNotFoundError:
-            _warn(console, f"{folder} has no checkpoint yet: the run begins again")
+            warn(console, f"{folder} has no checkpoint yet: the run begins again")
             loop.init()
         else:
             _compare_versions(info["versions"], console)
             number, seconds, position = info["round"], info["wall_s"], info["log_bytes"]
             for problem in loop.restore(state, info["extra"]):
-                _warn(console, problem)
+                warn(console, problem)
             console.print(
                 f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})", highlight=False
             )
@@ -128,8 +129,7 @@ def build(config: TrainConfig, made: Made) -> Seeds:
 
 def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number: int, seconds: float, console: Console) -> Result:
     """Rounds ``number`` to the last, with log lines, evaluations and checkpoints on the way."""
-    began, last_saved, last_frames, last_time = time.monotonic() - seconds, time.monotonic(), number, time.monotonic()
-    records: dict[int, dict[str, Any]] = {}
+    began, last_saved, last_round, last_time = time.monotonic() - seconds, time.monotonic(), number, time.monotonic()
 
     def save() -> None:
         info = {
@@ -155,20 +155,19 @@ def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number:
             tally = loop.tally()
             _refuse_broken(tally.broken, number, config, loop, folder)
             frames, now = number * config.round_frames, time.monotonic()
-            speed = (number - last_frames) * config.round_frames * config.seeds / (now - last_time)
-            diagnostics = loop.diagnostics(number) if loop.learns(number - 1) else {}
+            speed = (number - last_round) * config.round_frames * config.seeds / (now - last_time)
+            diagnostics = loop.diagnostics(number) if config.learns(number - 1) else {}
             evaluated = loop.evaluate(number) if number % config.eval_rounds == 0 or number == config.rounds else None
             for i in range(config.seeds):
                 record = _record(config, tally, i, number, diagnostics, evaluated)
                 log.write({**record, "wall_s": round(now - began, 3), "frames_per_s": round(speed / config.seeds, 1)})
-                records[i] = records.get(i, {}) | {k: v for k, v in record.items() if v is not None}
             bar.update(frames, speed, [float(x) for x in tally.last_return])
-            last_frames, last_time = number, time.monotonic()
+            last_round, last_time = number, time.monotonic()
             if (time.monotonic() - last_saved) / 60 >= config.checkpoint_minutes:
                 save()
                 last_saved = time.monotonic()
         save()
-        summary = {} if number < config.rounds else _summarise(config, number, records, time.monotonic() - began)
+        summary = {} if number < config.rounds else _summarise(config, number, folder, time.monotonic() - began)
         if summary:
             write_json(folder / "summary.json", summary)
     if not summary:
@@ -198,12 +197,17 @@ def _record(config: TrainConfig, tally: Any, i: int, number: int, diagnostics: d
     return record
 
 
-def _summarise(config: TrainConfig, number: int, records: dict[int, dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _summarise(config: TrainConfig, number: int, folder: Path, seconds: float) -> dict[str, Any]:
+    """The last known value of everything in the log, seed by seed."""
+    seeds: dict[str, dict[str, Any]] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = {k: v for k, v in json.loads(line).items() if v is not None and k not in ("wall_s", "frames_per_s")}
+        seeds.setdefault(str(record["seed"]), {}).update(record)
     return {
         "preset": config.preset,
         "env": config.env,
         "frames": number * config.round_frames,
-        "seeds": {str(config.first_seed + i): record for i, record in records.items()},
+        "seeds": seeds,
         "wall_s": round(seconds, 3),
         "frames_per_s": round(number * config.round_frames * config.seeds / seconds, 1),
         "provenance": provenance(),
@@ -281,8 +285,9 @@ def _compare_versions(saved: dict[str, Any], console: Console) -> None:
     differ = {name: (old, new) for name, new in _versions().items() if (old := saved.get(name)) != new}
     if differ:
         text = ", ".join(f"{name} was {old} and is {new}" for name, (old, new) in differ.items())
-        _warn(console, f"{text}: the run goes on, but not bit for bit as it would have")
+        warn(console, f"{text}: the run goes on, but not bit for bit as it would have")
 
 
-def _warn(console: Console, text: str) -> None:
+def warn(console: Console, text: str) -> None:
+    """Say what is not as it should be, and go on."""
     console.print(f"[yellow]warning:[/yellow] {text}", highlight=False, soft_wrap=True)

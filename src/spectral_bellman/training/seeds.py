@@ -38,7 +38,7 @@ class Seeds:
                 loop.programs = self.loops[0].programs
         else:
             self.loops = [build(config)]
-        self.learns, self.agent = self.loops[0].learns, self.loops[0].agent
+        self.agent = self.loops[0].agent
 
     @property
     def state(self) -> tuple[Any, ...]:
