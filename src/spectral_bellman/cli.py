@@ -57,15 +57,16 @@ def train(arguments: list[str]) -> None:
         description="Train an agent on an environment. Defaults are those of the preset on this environment.",
         default=Arguments(default),
         args=arguments,
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
     )
     assert made is not None
-    folder = parsed.out or Path("out") / f"{parsed.run.preset}-{parsed.run.env.replace('/', '-')}"
+    config = dataclasses.replace(parsed.run, env=made.name)
+    folder = parsed.out or Path("out") / f"{config.preset}-{config.env.replace('/', '-')}"
     console = Console()
     if parsed.dry_run:
-        _describe(parsed.run, build(parsed.run.resolved(), made), folder, console)
+        _describe(config, build(config.resolved(), made), folder, console)
         return
-    result = start(parsed.run, made, folder, console)
+    result = start(config, made, folder, console)
     _say_result(result, console)
 
 
@@ -88,7 +89,7 @@ def evaluate(folder: tyro.conf.Positional[Path], episodes: int = 10, checkpoint:
       folder: the run's folder.
       episodes: how many, each seed.
       checkpoint: its name in the folder checkpoints/; the newest if not given.
-      video: write an episode of the first seed as a GIF.
+      video: film the first seed: of Atari the best and the median episode as MP4, elsewhere an episode as a GIF.
     """
     from spectral_bellman.training.evaluate import evaluate
 
@@ -227,7 +228,7 @@ def _describe(config: Any, loop: Any, folder: Path, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    memory.check(need, config.replay_capacity)
+    memory.check(need, config)
     loop.close()
 
 

@@ -3,7 +3,7 @@ import pytest
 import scipy.stats
 
 from spectral_bellman.analysis import statistics
-from spectral_bellman.analysis.statistics import bootstrap_interval, iqm
+from spectral_bellman.analysis.statistics import bootstrap_interval, iqm, stratified_interval
 
 
 def test_iqm_by_hand() -> None:
@@ -56,6 +56,17 @@ def test_the_seed_decides_the_draws() -> None:
 def test_one_seed_has_no_interval() -> None:
     interval = bootstrap_interval([[2.0, 5.0]], np.median)
     np.testing.assert_array_equal(interval, [[2, 5], [np.nan] * 2, [np.nan] * 2])
+
+
+def test_runs_within_each_game_by_hand() -> None:
+    """Four draws from {0, 1}, two in each game, sum to 0, 1, 2, 3, 4 in 1, 4, 6, 4, 1 of 16. The third game is 5 throughout."""
+    scores = np.array([[0.0, 0.0, 5.0], [1.0, 1.0, 5.0]])
+    interval = stratified_interval(
+        [scores], lambda x: np.stack([x[..., :2].sum((1, 2)), x[..., 2].sum(1)], axis=-1), confidence=0.8
+    )
+    np.testing.assert_array_equal(interval, [[2, 10], [1, 10], [3, 10]])
+    alone = stratified_interval([scores, scores[:1]], lambda x, y: x.sum((1, 2)) - y.sum((1, 2)))
+    np.testing.assert_array_equal(alone, [7, np.nan, np.nan])
 
 
 def test_what_is_refused() -> None:

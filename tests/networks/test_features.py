@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spectral_bellman.networks import feature_network
-from spectral_bellman.networks.features import MLP, MinAtarCNN, NatureCNN, started, torso_for
+from spectral_bellman.networks.features import MLP, MinAtarCNN, NatureCNN, convolve, started, torso_for
 
 KEY = jax.random.key(0)
 
@@ -138,3 +138,11 @@ def test_layers_of_a_network_are_drawn_apart():
     for i in range(3):
         for j in range(i):
             assert abs(np.corrcoef(weights[i].ravel(), weights[j].ravel())[0, 1]) < 0.6
+
+
+@pytest.mark.parametrize(("size", "stride", "height", "width"), [(8, 4, 84, 84), (4, 2, 21, 18), (3, 1, 9, 7), (3, 2, 9, 9)])
+def test_a_convolution_is_a_product_of_patches(size, stride, height, width):
+    layer = started(eqx.nn.Conv2d(3, 5, size, stride, key=jax.random.key(0)), jax.random.key(1))
+    layer = eqx.tree_at(lambda x: x.bias, layer, jax.random.normal(jax.random.key(2), layer.bias.shape))
+    x = jax.random.normal(jax.random.key(3), (3, height, width))
+    np.testing.assert_allclose(convolve(layer, x), layer(x), atol=1e-5)

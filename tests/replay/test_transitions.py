@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.replay import Transition, add, count, init_replay, rows, sample
+from spectral_bellman.replay import Transition, add, count, init_replay, push_frame, rows, sample
 
 SEEN = jax.ShapeDtypeStruct((2,), jnp.float32)
 
@@ -36,7 +36,7 @@ def test_what_is_sampled_is_what_was_added(truncation):
     put, draw = jax.jit(add), jax.jit(lambda r, k: sample(r, k, (256,)))
     for i in range(12):
         transition, truncated, start = play(rng, steps, num_envs, 0.1, truncation, start)
-        replay = put(replay, transition, truncated)
+        replay = put(replay, transition, truncated, jnp.zeros_like(truncated))
         seen += [tuple(x) for x in np.asarray(transition.observation).reshape(-1, 2)]
         drawn = jax.device_get(draw(replay, jax.random.key(i)))
         np.testing.assert_array_equal(drawn.reward, drawn.observation[:, 1] * 2)
@@ -58,7 +58,7 @@ def test_sampling_is_uniform():
     rng = np.random.default_rng(1)
     replay = init_replay(SEEN, 2, 60, 10)
     transition, truncated, _ = play(rng, 10, 2, 0.1, 0.3, [0.0, 1e4])
-    replay = add(replay, transition, truncated)
+    replay = add(replay, transition, truncated, jnp.zeros_like(truncated))
     drawn = np.asarray(sample(replay, jax.random.key(0), (40_000,)).observation)
     _, counts = np.unique(drawn, axis=0, return_counts=True)
     assert len(counts) == 20
@@ -68,7 +68,7 @@ def test_sampling_is_uniform():
 def test_rows_are_the_whole_replay_or_weighted_draws():
     rng = np.random.default_rng(2)
     transition, truncated, _ = play(rng, 10, 2, 0.1, 0.3, [0.0, 1e4])
-    replay = add(init_replay(SEEN, 2, 60, 10), transition, truncated)
+    replay = add(init_replay(SEEN, 2, 60, 10), transition, truncated, jnp.zeros_like(truncated))
     whole = rows(replay, jax.random.key(0), 1_000)
     assert float(jnp.sum(whole.weight)) == 20
     held = np.asarray(whole.transitions.observation)[np.asarray(whole.weight) > 0]
@@ -89,3 +89,68 @@ def test_a_replay_too_small_for_a_round_names_the_cure():
     with pytest.raises(ValueError, match="raise --replay-capacity to 68 or more"):
         init_replay(SEEN, 4, 20, 8)
     init_replay(SEEN, 4, 68, 8)
+
+
+def frames_of(rng, replay, rounds, steps, num_envs, ending, truncation):
+    """Play episodes whose frames show a number of their own; add them, and remember each transition's true stacks by its frame."""
+    number, episode = 0, [[] for _ in range(num_envs)]
+    known, put = {}, jax.jit(add)
+    picture = lambda values: np.broadcast_to(np.asarray(values, np.float32)[..., None, None], (*np.shape(values), 2, 2))  # noqa: E731
+
+    def stack(history):
+        return [0] * (4 - len(history[-4:])) + history[-4:]
+
+    def new():
+        nonlocal number
+        number += 1
+        return number
+
+    shown = [new() for _ in range(num_envs)]
+    for env in range(num_envs):
+        episode[env] = [shown[env]]
+    for _ in range(rounds):
+        seen, following = np.zeros((steps, num_envs)), np.zeros((steps, num_envs))
+        truncated, first = np.zeros((steps, num_envs), bool), np.zeros((steps, num_envs), bool)
+        discount = np.ones((steps, num_envs), np.float32)
+        for t in range(steps):
+            for env in range(num_envs):
+                seen[t, env], first[t, env] = episode[env][-1], len(episode[env]) == 1
+                before = stack(episode[env])
+                draw = rng.random()
+                episode[env].append(new())
+                following[t, env] = episode[env][-1]
+                truncated[t, env] = draw < truncation
+                discount[t, env] = 0.0 if truncation <= draw < truncation + ending else 1.0
+                known[seen[t, env]] = (before, stack(episode[env]), discount[t, env])
+                if draw < truncation + ending:
+                    episode[env] = [new()]
+        ones = jnp.ones((steps, num_envs))
+        transition = Transition(picture(seen), ones.astype(jnp.int32), jnp.asarray(seen), discount, ones, picture(following))
+        replay = put(replay, jax.tree.map(jnp.asarray, transition), jnp.asarray(truncated), jnp.asarray(first))
+    return replay, known
+
+
+@pytest.mark.parametrize(("ending", "truncation"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.3), (0.2, 0.2), (0.0, 1.0)])
+@pytest.mark.parametrize("rounds", [1, 3, 30])
+def test_a_stack_holds_the_frames_of_its_episode_and_no_other(ending, truncation, rounds):
+    frame, rng = jax.ShapeDtypeStruct((2, 2), jnp.float32), np.random.default_rng(3)
+    replay, known = frames_of(rng, init_replay(frame, 3, 60, 4, stack=4), rounds, 4, 3, ending, truncation)
+    drawn = jax.device_get(sample(replay, jax.random.key(0), (512,)))
+    assert drawn.observation.shape == (512, 4, 2, 2)
+    for i in range(512):
+        before, after, discount = known[drawn.reward[i]]
+        np.testing.assert_array_equal(drawn.observation[i, :, 0, 0], before)
+        assert drawn.discount[i] == discount
+        if discount:  # what follows a terminal step is multiplied by nothing; a cut episode goes on from its true last frame
+            np.testing.assert_array_equal(drawn.next_observation[i, :, 0, 0], after)
+    assert len(set(drawn.reward.tolist())) == int(count(replay)) or rounds == 30
+    whole = rows(replay, jax.random.key(0), 1_000)
+    for seen, weight, reward in zip(whole.transitions.observation, whole.weight, whole.transitions.reward, strict=True):
+        if weight:
+            np.testing.assert_array_equal(seen[:, 0, 0], known[float(reward)][0])
+
+
+def test_frames_are_pushed_and_a_new_episode_begins_with_zeros():
+    stack = jnp.arange(2 * 3 * 1, dtype=jnp.uint8).reshape(2, 3, 1)
+    pushed = push_frame(stack, jnp.array([[9], [8]], jnp.uint8), jnp.array([False, True]))
+    np.testing.assert_array_equal(pushed[..., 0], [[1, 2, 9], [0, 0, 8]])

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ import pytest
 from safetensors import safe_open
 
 from spectral_bellman.training import checkpoint
-from spectral_bellman.training.checkpoint import ARRAYS, INFO, Damaged, candidates, load, load_newest, read_info, save
+from spectral_bellman.training.checkpoint import ARRAYS, INFO, Damaged, Parts, candidates, load, load_newest, read_info, save
 
 # What the format has a name for, what it has none for, and what has fewer bits than a byte.
 DTYPES = (
@@ -151,6 +153,37 @@ def test_no_copy_on_the_host_outlives_the_save(tmp_path: Path) -> None:
     assert leaf._npy_value is None
     np.asarray(leaf)
     assert leaf._npy_value is not None
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "complex128"])
+def test_a_leaf_in_parts_is_the_leaf(tmp_path: Path, dtype: str) -> None:
+    array = patterns(dtype, (10, 3, 2))
+    whole = save(tmp_path / "whole", 1, {"a": array, "b": np.arange(3)}, {})
+    parts = {"a": Parts(array.shape, array.dtype, iter((array[:4], array[4:4], array[4:]))), "b": np.arange(3)}
+    assert (save(tmp_path / "parts", 1, parts, {}) / ARRAYS).read_bytes() == (whole / ARRAYS).read_bytes()
+
+
+def test_one_part_is_held_at_a_time(tmp_path: Path) -> None:
+    held: list[weakref.ref[np.ndarray]] = []
+
+    def parts() -> Iterator[np.ndarray]:
+        for _ in range(4):
+            assert not any(part() is not None for part in held)
+            part = np.zeros((2, 3))
+            held.append(weakref.ref(part))
+            yield part
+            del part
+
+    save(tmp_path, 1, Parts((8, 3), np.dtype(float), parts()), {})
+    assert len(held) == 4
+
+
+@pytest.mark.parametrize(("rows", "message"), [(7, r"leaf \['a'\] are 6 bytes too few"), (9, "6 bytes too many")])
+def test_parts_that_are_not_the_leaf_are_refused(tmp_path: Path, rows: int, message: str) -> None:
+    save(tmp_path, 1, tree(1), {})
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path, 2, {"a": Parts((8, 3), np.dtype(np.int16), [np.zeros((rows, 3), np.int16)])}, {})
+    assert os.listdir(tmp_path) == ["000000000001"]
 
 
 def cut(file: Path) -> None:

@@ -1,9 +1,12 @@
 """The agent: every DQN row of the paper's tables, composed of what the config names. Pure functions over pytrees of arrays.
 
 A round (Algorithm 2) is: collect with the published policy; copy the target network; fit θ̂; publish the next policy from φ, θ̂ and
-Σ; learn φ. td fits φ and θ̂ with one loss and publishes after it.
+Σ; learn φ. td fits φ and θ̂ with one loss and publishes after it. ``learn`` is all of it but the collecting; a loop that must not be
+held up for so long goes through ``begin``, ``stages`` and ``publish`` itself.
 """
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,10 +31,13 @@ from spectral_bellman.agents.representation import (
 )
 from spectral_bellman.networks import FeatureNetwork, feature_network
 from spectral_bellman.objective import Covariances
-from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
+from spectral_bellman.replay import Replay, Rows, Transition, init_replay, rows, sample
 
 PREPARED_BYTES = 128 * 2**20
-"""What the targets of one chunk of gradient steps, computed at once, may need for φ(s', ·)."""
+"""What the targets of one chunk of gradient steps, computed at once, may need for s' and φ(s', ·)."""
+
+AT_ONCE_BYTES = 8 * 2**20
+"""What the observations of a batch may need as floats; with more, the targets of a chunk are computed batch after batch."""
 
 
 class AgentState(NamedTuple):
@@ -57,6 +63,14 @@ class Phase(NamedTuple):
     """(state, batches (S, B, …), key) -> a pytree with leading axis S."""
     update: Callable[[AgentState, Transition, Any], tuple[AgentState, Terms, Float[Array, " B"]]]
     """(state, batch, prepared) -> state, terms of the loss, priorities."""
+
+
+class Stage(NamedTuple):
+    """A part of a round's learning, done so many times: draw from the replay, then learn from what was drawn."""
+
+    times: int
+    draw: Callable[[Replay, RandomKey], Any]
+    run: Callable[[AgentState, Any, RandomKey], tuple[AgentState, Terms]]
 
 
 class Agent:
@@ -121,17 +135,55 @@ class Agent:
         self, state: AgentState, replay: Replay, agent_steps: Int[Array, ""], round_number: Int[Array, ""], key: RandomKey
     ) -> tuple[AgentState, Policy, Terms]:
         """One round of learning: the new state, the policy to publish, and the terms of the losses after each chunk of steps."""
+        before, after = self.stages()
         keys = jax.random.split(key, 3)
-        state = self._copy_target(state, round_number)
-        if self.representation is None:
-            phase = Phase(self.config.updates, self._prepare_q, self._update_td)
-            state, terms = self._run(phase, state, replay, keys[0])
-            return *self.publish(state, replay, agent_steps, round_number, keys[1]), terms
-        state, terms = self._fit_theta(state, replay, keys[0])
-        state, policy = self.publish(state, replay, agent_steps, round_number, keys[1])
-        phase = Phase(self.config.representation_steps, self._prepare_representation, self._update_representation)
-        state, more = self._run(phase, state, replay, keys[2])
+
+        def run(stage: Stage, state: AgentState, key: RandomKey) -> tuple[AgentState, Terms]:
+            def once(state: AgentState, key: RandomKey) -> tuple[AgentState, Terms]:
+                return stage.run(state, stage.draw(replay, key), key)
+
+            return jax.lax.scan(once, state, jax.random.split(key, stage.times)) if stage.times else (state, {})
+
+        state, terms = run(before, self.begin(state, round_number), keys[0])
+        state, policy = self.publish(state, self.select(replay, keys[1]), agent_steps, round_number, keys[1])
+        state, more = run(after, state, keys[2])
         return state, policy, terms | more
+
+    @functools.cached_property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms that a round of learning reports."""
+        replay = jax.eval_shape(lambda: init_replay(self.observation, 1, 4, 1))
+        key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+        return tuple(jax.eval_shape(self.learn, jax.eval_shape(self.init, key), replay, number, number, key)[2])
+
+    def begin(self, state: AgentState, round_number: Int[Array, ""]) -> AgentState:
+        """The state with its target network copied, if the round is due."""
+        # A copy in earnest: the caller may give the state away, and no buffer can be given twice.
+        current = jax.tree.map(jnp.copy, Target(state.network, state.theta, self._target_backup(state.backup)))
+        if self.config.target_rounds == 1:
+            return state._replace(target=current)
+        due = round_number % self.config.target_rounds == 0
+        return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
+
+    def stages(self, most: int = 0) -> tuple[Stage, Stage]:
+        """What is learned before the policy is published and what after, in chunks of at most ``most`` gradient steps; 0: any."""
+        config = self.config
+        if self.representation is None:
+            return self._stage(Phase(config.updates, self._prepare_q, self._update_td), most), Stage(0, _nothing, _nothing)
+        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation), most)
+        if config.q_solver == "adam":
+            return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta), most), after
+
+        def draw(replay: Replay, key: RandomKey) -> Rows:
+            return rows(replay, key, config.precision_samples)
+
+        return Stage(1, draw, lambda state, selection, _: (self._regress(state, selection), {})), after
+
+    def select(self, replay: Replay, key: RandomKey) -> Rows | None:
+        """The transitions that Σ is made of; None for those who explore without it."""
+        if self.config.exploration == "epsilon":
+            return None
+        return rows(replay, jax.random.split(key)[0], self.config.precision_samples)
 
     def precision_factor(self, network: FeatureNetwork, selection: Rows) -> Float[Array, "d d"]:
         """L of Σ = λI + Σ_D φφᵀ with the features of ``network``."""
@@ -141,17 +193,29 @@ class Agent:
             posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge
         )
 
-    def _run(self, phase: Phase, state: AgentState, replay: Replay, key: RandomKey) -> tuple[AgentState, Terms]:
-        """The steps of a phase, in chunks whose targets are computed at once."""
+    def _stage(self, phase: Phase, most: int) -> Stage:
+        """The steps of a phase in chunks, whose targets are computed at once."""
         if not phase.steps:
-            return state, {}
-        per_step = self.config.batch * self.num_actions * self.config.dimension * 4
-        chunk = max(c for c in range(1, phase.steps + 1) if phase.steps % c == 0 and (c == 1 or c * per_step <= PREPARED_BYTES))
+            return Stage(0, _nothing, _nothing)
+        per_step = self.config.batch * (self.num_actions * self.config.dimension + math.prod(self.observation.shape)) * 4
+        most = min(most or phase.steps, max(1, PREPARED_BYTES // per_step))
+        chunk = max(c for c in range(1, min(most, phase.steps) + 1) if phase.steps % c == 0)
 
-        def run_chunk(state: AgentState, key: RandomKey) -> tuple[AgentState, Terms]:
-            sample_key, prepare_key = jax.random.split(key)
-            batches = sample(replay, sample_key, (chunk, self.config.batch))
-            prepared = phase.prepare(state, batches, prepare_key)
+        def draw(replay: Replay, key: RandomKey) -> Transition:
+            return sample(replay, jax.random.split(key)[0], (chunk, self.config.batch))
+
+        def prepare(state: AgentState, batches: Transition, key: RandomKey) -> Any:
+            if self.config.batch * math.prod(self.observation.shape) * 4 <= AT_ONCE_BYTES:
+                return phase.prepare(state, batches, key)
+
+            def one(inputs: tuple[Transition, RandomKey]) -> Any:
+                batch, key = inputs
+                return jax.tree.map(lambda x: x[0], phase.prepare(state, jax.tree.map(lambda x: x[None], batch), key))
+
+            return jax.lax.map(one, (batches, jax.random.split(key, chunk)))
+
+        def run(state: AgentState, batches: Transition, key: RandomKey) -> tuple[AgentState, Terms]:
+            prepared = prepare(state, batches, jax.random.split(key)[1])
 
             def step(state: AgentState, inputs: tuple[Transition, Any]) -> tuple[AgentState, None]:
                 return phase.update(state, *inputs)[0], None
@@ -161,14 +225,7 @@ class Agent:
             state, terms, _ = phase.update(state, *jax.tree.map(lambda x: x[-1], (batches, prepared)))
             return state, terms
 
-        state, terms = jax.lax.scan(run_chunk, state, jax.random.split(key, phase.steps // chunk))
-        return state, terms
-
-    def _fit_theta(self, state: AgentState, replay: Replay, key: RandomKey) -> tuple[AgentState, Terms]:
-        """θ̂ with φ frozen: gradient steps on the squared error, or ridge regression."""
-        if self.config.q_solver == "adam":
-            return self._run(Phase(self.config.q_steps, self._prepare_theta, self._update_theta), state, replay, key)
-        return self._regress(state, rows(replay, key, self.config.precision_samples)), {}
+        return Stage(phase.steps // chunk, draw, run)
 
     def _regress(self, state: AgentState, selection: Rows) -> AgentState:
         phi = features_taken(state.network, selection.transitions, self.config)
@@ -225,22 +282,22 @@ class Agent:
         return state, terms, jnp.zeros(len(batch.action))
 
     def publish(
-        self, state: AgentState, replay: Replay, agent_steps: Array, round_number: Array, key: RandomKey
+        self, state: AgentState, selection: Rows | None, agent_steps: Array, round_number: Array, key: RandomKey
     ) -> tuple[AgentState, Policy]:
         """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), fixed until the next round publishes."""
         config = self.config
         noise = exploration.no_noise(config)
-        rows_key, draw_key = jax.random.split(key)
-        if config.exploration != "epsilon":
-            selection = rows(replay, rows_key, config.precision_samples)
+        if selection is not None:
             factor = self.precision_factor(state.network, selection)
             if config.exploration == "propagated":
+                draw_key = jax.random.split(key)[1]
                 state = state._replace(draws=state.draws.at[round_number % config.propagated_draws].set(draw_key))
                 noise = self._propagate(state, selection, factor)
             else:
                 scale = posterior.exploration_scale_from_factor(factor, config.discount)
                 noise = exploration.posterior_noise(factor, scale * exploration.noise_factor(agent_steps, config))
-        return state, Policy(state.network, state.theta, noise, exploration.epsilon_at(agent_steps, config))
+        network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
+        return state, Policy(network, theta, noise, exploration.epsilon_at(agent_steps, config))
 
     def _propagate(self, state: AgentState, selection: Rows, factor: Array) -> Array:
         config, batch = self.config, selection.transitions
@@ -268,12 +325,9 @@ class Agent:
     def _target_backup(self, backup: Any) -> Any:
         return backup if self.config.representation == "pvn" else ()
 
-    def _copy_target(self, state: AgentState, round_number: Array) -> AgentState:
-        current = Target(state.network, state.theta, self._target_backup(state.backup))
-        if self.config.target_rounds == 1:
-            return state._replace(target=current)
-        due = round_number % self.config.target_rounds == 0
-        return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("a stage of no steps is not run")
 
 
 def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:

@@ -1,5 +1,7 @@
 """What to look at when an agent does not learn: spectra, norms and errors of its features."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -9,30 +11,36 @@ from spectral_bellman._arrays import RandomKey, product
 from spectral_bellman.agents.agent import Agent, AgentState
 from spectral_bellman.agents.exploration import Policy
 from spectral_bellman.agents.representation import Terms, features, rewards_and_discounts, taken
-from spectral_bellman.replay import Replay, rows, sample
+from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
 
 SAMPLES = 1_024
 """Transitions that held-out errors and gaps are measured on."""
 
 
-def diagnose(agent: Agent, state: AgentState, policy: Policy, replay: Replay, key: RandomKey) -> Terms:
+def material(agent: Agent, replay: Replay, key: RandomKey) -> tuple[Transition, Rows | None]:
+    """What ``diagnose`` looks at: held-out transitions, and those that Σ is made of."""
+    row_key, batch_key = jax.random.split(key, 4)[:2]
+    batch = sample(replay, batch_key, (SAMPLES,))
+    return batch, None if agent.config.plain else rows(replay, row_key, min(agent.config.precision_samples, 2 * SAMPLES))
+
+
+def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Transition, Rows | None], key: RandomKey) -> Terms:
     """Diagnostics of a state, one number each; of a plain head, which has no features, only those that make sense."""
     config = agent.config
-    row_key, batch_key, theta_key, noise_key = jax.random.split(key, 4)
-    batch = sample(replay, batch_key, (SAMPLES,))
+    _, _, theta_key, noise_key = jax.random.split(key, 4)
+    batch, selection = drawn
     phi_all = features(state.network, batch.observation, config)
     values = phi_all @ state.theta
     result = {"q_mean": jnp.mean(values), "q_max": jnp.max(values)}
-    if config.plain:
+    if selection is None:
         return result
     phi = taken(phi_all, batch.action)
-    raw = taken(jax.vmap(state.network)(batch.observation), batch.action)
+    raw = taken(features(state.network, batch.observation, dataclasses.replace(config, norm="none")), batch.action)
     result |= {
         "theta_norm": jnp.linalg.norm(state.theta),
         "feature_norm": jnp.mean(jnp.linalg.norm(phi, axis=1)),
         "share_outside_unit_ball": jnp.mean(jnp.sum(jnp.square(raw), axis=1) > 1),
     }
-    selection = rows(replay, row_key, min(config.precision_samples, 2 * SAMPLES))
     factor = agent.precision_factor(state.network, selection)
     sigma = product(factor, factor.T)
     result |= {"sigma_min_eigenvalue": posterior.min_eigenvalue(factor), "sigma_effective_rank": effective_rank(sigma)}

@@ -84,6 +84,26 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "propagated_draws": 1,
         },
     ),
+    "atari": (
+        {
+            "num_envs": 256,
+            "groups": 2,
+            "round_steps": 16,
+            "dispatch_steps": 4,
+            "replay_capacity": 1_000_000,
+            "frames": 10_000_000,
+            "eval_max_steps": 27_000,
+        },
+        {
+            "features": 256,
+            "batch": 256,
+            "representation_steps": 96,
+            "q_steps": 32,
+            "learning_rate": 1e-4,
+            "warmup_steps": 20_000,
+            "epsilon_steps": 250_000,
+        },
+    ),
     "gym": (
         {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},
         {

@@ -5,6 +5,7 @@ do not move, so nothing is gained by computing them step by step, and much is lo
 differentiates. Shapes: S steps of B transitions, M sampled θ.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from spectral_bellman.objective import Covariances
 from spectral_bellman.replay import Transition
 
 Terms = dict[str, Array]
+
+OBSERVATION_BYTES = 32 * 2**20
+"""What the observations of a batch may need as floats; larger ones are taken in parts."""
 
 
 class Target(NamedTuple):
@@ -46,12 +50,18 @@ class Representation(NamedTuple):
 
 def features(network: FeatureNetwork, observations: Array, config: AgentConfig) -> Float[Array, "B A d"]:
     """φ(s, ·) of a batch, its norm taken care of."""
-    return _normalise(jax.vmap(network)(observations), config)
+    return _normalise(_apply(network, observations), config)
 
 
 def features_taken(network: FeatureNetwork, batch: Transition, config: AgentConfig) -> Float[Array, "B d"]:
     """φ(s, a) of a batch."""
-    return _normalise(taken(jax.vmap(network)(batch.observation), batch.action), config)
+    return _normalise(taken(_apply(network, batch.observation), batch.action), config)
+
+
+def _apply(network: FeatureNetwork, observations: Array) -> Array:
+    """The network on a batch, in parts where the observations as floats would need much memory."""
+    rows = max(1, OBSERVATION_BYTES // (4 * math.prod(observations.shape[1:])))
+    return jax.vmap(network)(observations) if len(observations) <= rows else jax.lax.map(network, observations, batch_size=rows)
 
 
 def _normalise(phi: Array, config: AgentConfig) -> Array:

@@ -1,6 +1,6 @@
 """Few seeds, told honestly: the interquartile mean, and bootstrap intervals over seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,10 +37,7 @@ def bootstrap_interval(
     data = np.asarray(values, float)
     if data.ndim < 1 or len(data) < 1:
         raise ValueError(f"values must hold at least one seed along the first axis, got shape {data.shape}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    ends_at = _ends(confidence, resamples)
     value = np.asarray(statistic(data, axis=0))
     if len(data) == 1:
         return Interval(value, np.full(value.shape, np.nan), np.full(value.shape, np.nan))
@@ -50,6 +47,51 @@ def bootstrap_interval(
     step = max(1, BLOCK // drawn.size)
     for start in range(0, columns.shape[1], step):
         block = slice(start, start + step)
-        ends[:, block] = np.quantile(statistic(columns[drawn, block], axis=0), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+        ends[:, block] = np.quantile(statistic(columns[drawn, block], axis=0), ends_at, axis=0)
     low, high = ends.reshape(2, *value.shape)
     return Interval(value, np.asarray(low), np.asarray(high))
+
+
+def stratified_interval(
+    tables: Sequence[np.ndarray],
+    statistic: Callable[..., np.ndarray],
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    *,
+    work: int | None = None,
+) -> Interval:
+    """The percentile bootstrap of a statistic of one or more (runs, games) tables, runs drawn independently within each game.
+
+    Right where a run belongs to its game alone, that is, where run 3 of one game has nothing in common with run 3 of another.
+
+    Args:
+      tables: finite arrays of shape (runs, games), at least one run each. One run says nothing about the spread between runs: if a
+        table has no more, the interval is NaN.
+      statistic: takes as many arrays (resamples, runs, games) and reduces the last two axes: (resamples, …).
+      confidence: of the interval, between 0 and 1.
+      resamples: how many are drawn.
+      seed: of the draws.
+      work: numbers that the statistic handles at once for one resample, if more than the tables hold; bounds the memory.
+    """
+    ends_at = _ends(confidence, resamples)
+    value = np.asarray(statistic(*(table[None] for table in tables))[0])
+    if min(len(table) for table in tables) == 1:
+        return Interval(value, np.full(value.shape, np.nan), np.full(value.shape, np.nan))
+    generators = np.random.default_rng(seed).spawn(len(tables))
+    step = max(1, BLOCK // (work or sum(table.size for table in tables)))
+    drawn = []
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        rows = [rng.integers(len(table), size=(size, *table.shape)) for rng, table in zip(generators, tables, strict=True)]
+        drawn.append(statistic(*(np.take_along_axis(table[None], row, axis=1) for row, table in zip(rows, tables, strict=True))))
+    low, high = np.quantile(np.concatenate(drawn), ends_at, axis=0)
+    return Interval(value, np.asarray(low), np.asarray(high))
+
+
+def _ends(confidence: float, resamples: int) -> list[float]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    if resamples < 1:
+        raise ValueError(f"the number of resamples must be at least 1, got {resamples}")
+    return [(1 - confidence) / 2, (1 + confidence) / 2]

@@ -1,4 +1,4 @@
-"""Environments by name: ``deep_sea/N``, ``minatar/GAME``, ``gym/ID``, or an object of the user's."""
+"""Environments by name: ``deep_sea/N``, ``minatar/GAME``, ``atari/GAME``, ``gym/ID``, or an object of the user's."""
 
 from typing import Any, NamedTuple
 
@@ -9,18 +9,21 @@ from spectral_bellman.environments.base import Environment, Step
 from spectral_bellman.environments.deep_sea import DeepSea
 from spectral_bellman.environments.gym import GymEnvironments, Maker, maker
 from spectral_bellman.environments.minatar import GAMES, MinAtar
+from spectral_bellman.scores import rom_name
 
 __all__ = ["DeepSea", "Environment", "GymEnvironments", "Made", "MinAtar", "Step", "available", "make"]
 
 
 class Made(NamedTuple):
-    """An environment ready for a loop: one in JAX, or a function that makes copies for the host."""
+    """An environment ready for a loop: one in JAX, or, for the host, a function that makes copies or the name of a game."""
 
     name: str
     family: str
-    """What default settings go by: deep_sea, minatar, gym, or jax for an object of the user's."""
+    """What default settings go by: deep_sea, minatar, atari, gym, or jax for an object of the user's."""
     device: Environment | None
     host: Maker | None
+    game: str | None = None
+    """Atari: the name of the ROM."""
 
 
 def available() -> dict[str, str]:
@@ -28,6 +31,7 @@ def available() -> dict[str, str]:
     return {
         "deep_sea/N": "bsuite's hard exploration: N steps down a grid, one treasure; deep_sea_stochastic/N slips, rewards noisy",
         **{f"minatar/{game}": "MinAtar, six actions, sticky 0.1; needs the extra minatar" for game in GAMES},
+        "atari/GAME": "Atari 2600: the paper's 55 games and every other ROM of ale-py, e.g. atari/pong, atari/MontezumaRevenge",
         "gym/ID": "any Gymnasium environment with Discrete actions and Box observations, e.g. gym/CartPole-v1",
     }
 
@@ -57,6 +61,9 @@ def _named(name: str) -> Made:
         if rest not in GAMES:
             raise ValueError(f"environment {name!r} does not exist{_nearest(name, [f'minatar/{game}' for game in GAMES])}")
         return Made(name, "minatar", MinAtar(rest), None)
+    if family == "atari":
+        game = rom_name(name)
+        return Made(f"atari/{game}", "atari", None, None, game)
     if family == "gym" and rest:
         try:
             gymnasium.spec(rest)

@@ -6,7 +6,7 @@ the numbers and the actions of the running episode bring it back, to the bit if 
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import jax
@@ -26,10 +26,46 @@ class HostStep(NamedTuple):
     truncated: NDArray[np.bool_]
     following: NDArray[Any]
     """What the agent sees next: s_t, or the first observation of the next episode."""
+    first: NDArray[np.bool_]
+    """Whether it begins an episode."""
+
+
+class HostEnvironments(Protocol):
+    """Environments on the host that step together: what the loop for them needs."""
+
+    observation: jax.ShapeDtypeStruct
+    """What one environment shows: an observation, or a frame of it."""
+    stack: int
+    """Frames that make an observation; 0 where what is shown is one."""
+    num_actions: int
+
+    def __len__(self) -> int: ...
+
+    def reset(self, stretch: int = 0) -> NDArray[Any]:
+        """Begin an episode in each; another ``stretch`` has other seeds."""
+        ...
+
+    def step(self, actions: NDArray[np.integer[Any]], running: NDArray[np.bool_] | None = None) -> HostStep:
+        """One step of each; an episode that ends is followed by the next. Those that are not ``running`` may be left alone."""
+        ...
+
+    def save(self) -> list[dict[str, Any]]:
+        """What ``restore`` needs."""
+        ...
+
+    def restore(self, saved: list[dict[str, Any]], progress: Callable[[float], None]) -> NDArray[Any]:
+        """Bring every running episode back; what each environment shows then."""
+        ...
+
+    def close(self) -> None:
+        """Release what they hold."""
+        ...
 
 
 class GymEnvironments:
     """``copies`` environments for each of the run's seeds, stepped one after the other in this process."""
+
+    stack = 0
 
     def __init__(self, name: str, make: Maker, seeds: Sequence[int] = (0,), copies: int = 1, stream: int = 0) -> None:
         """``stream`` sets seeds apart: 0 for training, 1 for evaluation."""
@@ -45,9 +81,9 @@ class GymEnvironments:
     def __len__(self) -> int:
         return len(self._environments)
 
-    def reset(self) -> NDArray[Any]:
-        """Begin the first episode of each."""
-        return np.stack([self._begin(i, 0) for i in range(len(self))])
+    def reset(self, stretch: int = 0) -> NDArray[Any]:
+        """Begin episode number ``stretch`` of each."""
+        return np.stack([self._begin(i, stretch) for i in range(len(self))])
 
     def step(self, actions: NDArray[np.integer[Any]], running: NDArray[np.bool_] | None = None) -> HostStep:
         """One step of each; an episode that ends is followed by the next. Those that are not ``running`` are left alone."""
@@ -68,14 +104,14 @@ class GymEnvironments:
             following = observation.copy()
             for i, first in beginnings:
                 following[i] = first
-        ended = np.array(terminated, bool), np.array(truncated, bool)
-        return HostStep(observation, np.array(rewards, np.float32), *ended, following)
+        over, cut = np.array(terminated, bool), np.array(truncated, bool)
+        return HostStep(observation, np.array(rewards, np.float32), over, cut & ~over, following, over | cut)
 
     def save(self) -> list[dict[str, Any]]:
         """What ``restore`` needs: the number of each running episode and its actions so far."""
         return [{"episode": k, "actions": list(actions)} for k, actions in zip(self._episodes, self._actions, strict=True)]
 
-    def restore(self, saved: list[dict[str, Any]]) -> NDArray[Any]:
+    def restore(self, saved: list[dict[str, Any]], progress: Callable[[float], None] = lambda _: None) -> NDArray[Any]:
         """Bring every running episode back by its seed and its actions; what each environment shows then."""
         observations = []
         for i, running in enumerate(saved):
@@ -84,6 +120,7 @@ class GymEnvironments:
                 observation = self._environments[i].step(self._start + action)[0]
             self._actions[i] = list(running["actions"])
             observations.append(np.asarray(observation, self.observation.dtype))
+            progress(1 / len(saved))
         return np.stack(observations)
 
     def render(self) -> NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from spectral_bellman.agents import AgentState
 from spectral_bellman.analysis.provenance import provenance, write_json
 from spectral_bellman.environments import Made, make
 from spectral_bellman.environments.gym import GymEnvironments
+from spectral_bellman.replay import Replay
 from spectral_bellman.training import memory
 from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.host_loop import HostLoop, Opener
 from spectral_bellman.training.rounds import select
-from spectral_bellman.training.run import build, configure
+from spectral_bellman.training.run import build, configure, host_opener
 from spectral_bellman.training.seeds import Seeds, over_seeds
 
 PRESETS = ("dqn", "sbm-dqn-ts")
+BARE = "random actions, no agent"
 
 
 def bench(
@@ -31,39 +35,56 @@ def bench(
     """Measure and print agent steps per second, all seeds together, after compilation; write them if asked."""
     made = make(env)
     configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in PRESETS}
-    figures: dict[str, Any] = {"env": env, "seeds": seeds, "agent steps per second": {}, "seconds a round": {}}
+    figures: dict[str, Any] = {"env": made.name, "seeds": seeds, "agent steps per second": {}, "seconds a round": {}}
     with console.status("") as status:
-        status.update("the bare environment, random actions")
-        figures["agent steps per second"]["random actions, no agent"] = _bare(made, configs["dqn"], seconds)
+        kept = _Kept(host_opener(configs["dqn"], made)) if made.game is not None else None
+        if kept is not None:
+            status.update(f"{configs['dqn'].num_envs} emulators: loading")
+            figures["arrangements"] = _bare_emulator(kept, configs["dqn"], seconds)
+            bare = max(figures["arrangements"].values())
+        else:
+            status.update("the bare environment, random actions")
+            bare = _bare(made, configs["dqn"], seconds)
+        figures["agent steps per second"][BARE] = bare
         for preset, config in configs.items():
             status.update(f"{preset}: compiling")
-            loop = build(config, made)
+            loop = build(config, made) if kept is None else Seeds(config, functools.partial(_loop_on, kept, made.name), host=True)
             estimate = memory.estimate(loop)
             loop.init()
             # Past the warm-up, so that every round learns.
-            begin = -(-config.agent.warmup_steps // config.round_frames)
-            for number in range(begin + 5):
-                loop.run_round(number)
+            begin = -(-config.agent.warmup_steps // config.round_agent_steps) + 3
+            for number in range(begin):
+                loop.run_round(number, ahead=True)
             loop.tally()
             status.update(f"{preset}: measuring")
-            a_round = _seconds_a_call(functools.partial(_round_after, loop, begin + 5), loop.tally, seconds)
+            waited = [part.waited for part in loop.loops] if loop.host else []
+            a_round = _seconds_a_call(functools.partial(_round_after, loop, begin), loop.tally, seconds, 1 if loop.host else 10)
             figures["seconds a round"][preset] = a_round
-            figures["agent steps per second"][preset] = config.round_frames * seeds / a_round
+            figures["agent steps per second"][preset] = config.round_agent_steps * seeds / a_round
             figures[f"{preset} samples per agent step"] = config.samples_per_step
             figures[f"{preset} memory, estimated"] = estimate.total
             stats = jax.local_devices()[0].memory_stats()
             figures[f"{preset} memory, peak"] = int(stats["peak_bytes_in_use"]) if stats else memory.peak_resident()
-            if preset == "sbm-dqn-ts":
+            if loop.host:
+                rounds = max(1, round(seconds / a_round))
+                spent = [part.waited - before for part, before in zip(loop.loops, waited, strict=True)]
+                figures[f"{preset}: share of the time that learning waited for environments"] = min(
+                    1.0, sum(spent) / len(spent) / (rounds * a_round)
+                )
+            elif preset == "sbm-dqn-ts":
                 figures["share of the precision matrix and its factor"] = _publishing(loop, config, min(seconds, 5)) / a_round
             loop.close()
             del loop
-    times = figures["seconds a round"]
+    times, speeds = figures["seconds a round"], figures["agent steps per second"]
     figures["overhead of sbm-dqn-ts over dqn"] = times["sbm-dqn-ts"] / times["dqn"] - 1
-    table = Table("", "agent steps/s, all seeds", "of the bare environment", title=f"{env}, {seeds} seeds")
-    bare = figures["agent steps per second"]["random actions, no agent"]
-    for name, speed in figures["agent steps per second"].items():
-        table.add_row(name, f"{speed:,.0f}", f"{speed / bare:.2f}")
+    skip = configs["dqn"].round_frames // configs["dqn"].round_agent_steps
+    columns = ["agent steps/s, all seeds", "of the bare environment"] + (["frames/s"] if skip > 1 else [])
+    table = Table("", *columns, title=f"{made.name}, {seeds} seed{'s' if seeds > 1 else ''}")
+    for name, speed in speeds.items():
+        table.add_row(name, f"{speed:,.0f}", f"{speed / bare:.2f}", *([f"{speed * skip:,.0f}"] if skip > 1 else []))
     console.print(table)
+    for name, speed in figures.get("arrangements", {}).items():
+        console.print(f"bare emulators, {name}: {speed:,.0f} agent steps/s", highlight=False, soft_wrap=True)
     for name, value in figures.items():
         if isinstance(value, float):
             console.print(f"{name}: {value:.3f}", highlight=False, soft_wrap=True)
@@ -79,19 +100,64 @@ def bench(
     return figures
 
 
-def _seconds_a_call(call: Callable[[int], Any], wait: Callable[[], Any], seconds: float) -> float:
+def _round_after(loop: Seeds, begin: int, number: int) -> None:
+    loop.run_round(begin + number, ahead=True)
+
+
+def _loop_on(kept: "_Kept", name: str, config: TrainConfig) -> HostLoop:
+    return HostLoop(config, name, kept)
+
+
+class _Kept:
+    """An opener whose environments stay open, for the next to use: emulators take long to load."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener, self.opened = opener, dict[tuple[int, ...], Any]()
+
+    def __call__(self, seed: int, indices: Sequence[int], stream: int) -> Any:
+        key = (seed, stream, *indices)
+        if key not in self.opened:
+            self.opened[key] = self._opener(seed, indices, stream)
+            self.opened[key].close = lambda: None
+        return self.opened[key]
+
+
+def _bare_emulator(kept: _Kept, config: TrainConfig, seconds: float) -> dict[str, float]:
+    """Agent steps per second of the emulators that training uses, with random actions: one group of them alone, and all in turn."""
+    size = config.num_envs // config.groups
+    pools = []
+    for seed in range(config.first_seed, config.first_seed + config.seeds):
+        for group in range(config.groups):
+            environments = kept(seed, [group * size + i for i in range(size)], 0)
+            environments.reset()
+            pools.append(environments.emulators)
+    actions = np.random.default_rng(0).integers(0, pools[0].single_action_space.n, (64, size)).astype(np.int32)
+    speeds = {}
+    for used in {1: pools[:1], len(pools): pools}.values():
+        for pool in used:
+            pool.send(actions[0])
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            for pool in used:
+                pool.recv()
+                pool.send(actions[count % 64])
+            count += 1
+        for pool in used:
+            pool.recv()
+        speeds[f"{len(used)} × {size} environments"] = count * len(used) * size / (time.perf_counter() - began)
+    return speeds
+
+
+def _seconds_a_call(call: Callable[[int], Any], wait: Callable[[], Any], seconds: float, between: int = 10) -> float:
+    """Seconds a call takes on the mean, waiting for its result every so many."""
     wait()
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        for _ in range(10):
+        for _ in range(between):
             call(count)
             count += 1
         wait()
     return (time.perf_counter() - began) / count
-
-
-def _round_after(loop: Seeds, begin: int, number: int) -> None:
-    loop.run_round(begin + number)
 
 
 def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
@@ -125,7 +191,7 @@ def _bare(made: Made, config: TrainConfig, seconds: float) -> float:
         box[0] = program(box[0], keys)
 
     call(0)
-    return config.round_frames * config.seeds / _seconds_a_call(call, lambda: jax.block_until_ready(box[0]), seconds)
+    return config.round_agent_steps * config.seeds / _seconds_a_call(call, lambda: jax.block_until_ready(box[0]), seconds)
 
 
 def _publishing(loop: Seeds, config: TrainConfig, seconds: float) -> float:
@@ -135,7 +201,11 @@ def _publishing(loop: Seeds, config: TrainConfig, seconds: float) -> float:
 
 def _publishing_part(part: Any, config: TrainConfig, seconds: float) -> float:
     learner, steps, number = part.state[0], jnp.int32(config.frames), jnp.int32(0)
-    program = over_seeds(lambda state, replay, key: part.agent.publish(state, replay, steps, number, key)[1].noise)
+
+    def publish(state: AgentState, replay: Replay, key: jax.Array) -> jax.Array:
+        return part.agent.publish(state, part.agent.select(replay, key), steps, number, key)[1].noise
+
+    program = over_seeds(publish)
     result = [program(learner.agent, learner.replay, learner.key)]
 
     def call(_: int) -> None:

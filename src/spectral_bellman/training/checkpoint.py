@@ -13,10 +13,11 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,16 @@ class Damaged(Exception):
     """A checkpoint that cannot be trusted; the message names the file and what is wrong with it."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A leaf that is written as it comes: too large to be held at once."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    parts: Iterable[np.ndarray]
+    """Contiguous arrays that make up the leaf's memory, in order."""
+
+
 def save(folder: Path, step: int, tree: Any, info: dict[str, Any], keep: int = 2) -> Path:
     """Write the arrays of `tree` and the JSON of `info` as the checkpoint of `step`; return its path.
 
@@ -51,16 +62,29 @@ def save(folder: Path, step: int, tree: Any, info: dict[str, Any], keep: int = 2
         TypeError: a leaf is no array of numbers.
         ValueError: `step`, `keep` or `info` cannot be used.
     """
-    if not 0 <= step < 10**12:
-        raise ValueError(f"step {step} cannot name a checkpoint: count steps from 0 to 10**12 - 1")
     if keep < 1:
         raise ValueError(f"keep={keep} would remove the checkpoint just written: keep at least 1")
+
+    def state() -> str:
+        whole = next((old.name for old in candidates(folder) if _is_whole(old)), None)
+        return f"the last good checkpoint, {whole}, is whole: make room and resume from it" if whole else "no earlier one is whole"
+
+    path = write(folder, step, tree, info, "checkpoint", state)
+    older = [old for old in candidates(folder) if old.name < path.name]
+    remove(folder, older[keep - 1 :])
+    return path
+
+
+def write(folder: Path, step: int, tree: Any, info: dict[str, Any], noun: str, state: Callable[[], str]) -> Path:
+    """As `save`, of what the messages call `noun`; removes no other. `state` ends the message where there is no room."""
+    if not 0 <= step < 10**12:
+        raise ValueError(f"step {step} cannot name a {noun}: count steps from 0 to 10**12 - 1")
     try:
         text = json.dumps(info, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"info of checkpoint {step} must be JSON (finite numbers, strings, lists, dicts): {error}") from error
+        raise ValueError(f"info of {noun} {step} must be JSON (finite numbers, strings, lists, dicts): {error}") from error
 
-    leaves = _named(tree, jax.Array | np.ndarray | np.generic)
+    leaves = _named(tree, jax.Array | np.ndarray | np.generic | Parts)
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in leaves.items() if _is_key(leaf)}
     leaves |= {name: jax.random.key_data(leaves[name]) for name in keys}
     raw = {name: leaf.dtype.name for name, leaf in leaves.items() if leaf.dtype.name not in _FORMAT}
@@ -78,8 +102,7 @@ def save(folder: Path, step: int, tree: Any, info: dict[str, Any], keep: int = 2
     temporary = folder / (_HIDDEN + path.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(_HIDDEN + "*"):
-            shutil.rmtree(left)
+        remove(folder)
         if need > _free(folder):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary.mkdir()
@@ -92,10 +115,16 @@ def save(folder: Path, step: int, tree: Any, info: dict[str, Any], keep: int = 2
 
             put(len(head).to_bytes(8, "little"))
             put(head)
-            for leaf in leaves.values():
-                put(_bytes(_fetched(leaf)))  # one at a time: the tree may be larger than the memory
-        document = {"info": json.loads(text), "arrays": {"bytes": size, "sha256": digest.hexdigest(), "keys": keys, "raw": raw}}
-        write_json(temporary / INFO, {**document, "sha256": _seal(document)})
+            for name, leaf in leaves.items():
+                rest = math.prod(leaf.shape) * leaf.dtype.itemsize
+                for data in map(memory, leaf.parts if isinstance(leaf, Parts) else (fetched(leaf),)):
+                    put(data)
+                    rest -= len(data)
+                    del data  # one at a time: the tree may be larger than the memory
+                if rest:
+                    raise ValueError(f"the parts of leaf {name} are {abs(rest)} bytes too {'few' if rest > 0 else 'many'}")
+        content = {"info": json.loads(text), "arrays": {"bytes": size, "sha256": digest.hexdigest(), "keys": keys, "raw": raw}}
+        write_json(temporary / INFO, {**content, "sha256": _seal(content)})
         for written in (temporary / ARRAYS, temporary / INFO, temporary):
             _sync(written)
         if path.exists():
@@ -104,22 +133,25 @@ def save(folder: Path, step: int, tree: Any, info: dict[str, Any], keep: int = 2
         _sync(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)  # before the free space is counted
-        whole = next((old.name for old in candidates(folder) if _is_whole(old)), None)
-        last = f"the last good checkpoint, {whole}, is whole: make room and resume from it" if whole else "no earlier one is whole"
         raise OSError(
             error.errno,
-            f"checkpoint {path.name} could not be written to {folder} ({error.strerror or error}): "
-            f"it needs {need / 1e6:.1f} MB, {_free(folder) / 1e6:.1f} MB are free; {last}",
+            f"{noun} {path.name} could not be written to {folder} ({error.strerror or error}): "
+            f"it needs {need / 1e6:.1f} MB, {_free(folder) / 1e6:.1f} MB are free; {state()}",
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    remove(folder)
+    return path
 
-    older = [old for old in candidates(folder) if old.name < path.name]
-    for old in older[keep - 1 :]:
-        old.rename(folder / (_HIDDEN + old.name))  # hidden first: one half removed must not be taken for a checkpoint
+
+def remove(folder: Path, paths: Iterable[Path] = ()) -> None:
+    """Remove checkpoints of `folder`, and what a killed writer left there."""
+    for path in paths:
+        hidden = folder / (_HIDDEN + path.name)
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)  # first: one half removed must not be taken for a checkpoint
     for left in folder.glob(_HIDDEN + "*"):
         shutil.rmtree(left)
-    return path
 
 
 def load(path: Path, like: Any) -> Any:
@@ -129,24 +161,20 @@ def load(path: Path, like: Any) -> Any:
         Damaged: a file is missing, cut short or altered.
         ValueError: the names, shapes or dtypes of the leaves are not those of `like`.
     """
-    arrays = _verified(path)
+    stored = contents(path)
     wanted = _named(like, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
     cure = "resume with the settings and the version that it was written with, or start in another folder"
+    if stored.keys() != wanted.keys():
+        lacking, beyond = sorted(wanted.keys() - stored.keys()), sorted(stored.keys() - wanted.keys())
+        raise ValueError(f"checkpoint {path} is of another run: it lacks leaves {lacking}, and has {beyond} beyond it; {cure}")
     with open(path / ARRAYS, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        begin = file.tell()
-        if header.keys() != wanted.keys():
-            lacking, beyond = sorted(wanted.keys() - header.keys()), sorted(header.keys() - wanted.keys())
-            raise ValueError(f"checkpoint {path} is of another run: it lacks leaves {lacking}, and has {beyond} beyond it; {cure}")
 
         def read(name: str, want: Any) -> jax.Array:
-            shape, dtype = tuple(header[name]["shape"]), _DTYPES[header[name]["dtype"]]
-            if name in arrays["raw"]:
-                shape, dtype = shape[:-1], jnp.dtype(arrays["raw"][name])
+            shape, dtype, key, offset = stored[name]
             restore: Callable[[Any], jax.Array] = jnp.asarray
             have = jax.ShapeDtypeStruct(shape, dtype)
-            if name in arrays["keys"]:
-                restore = partial(jax.random.wrap_key_data, impl=arrays["keys"][name])
+            if key is not None:
+                restore = partial(jax.random.wrap_key_data, impl=key)
                 have = jax.eval_shape(restore, have)
             if (have.shape, have.dtype.name) != (want.shape, want.dtype.name):
                 raise ValueError(
@@ -155,13 +183,44 @@ def load(path: Path, like: Any) -> Any:
                 )
             if jax.dtypes.canonicalize_dtype(dtype) != dtype:
                 raise ValueError(f"leaf {name} of checkpoint {path} is {dtype.name}, which jax would round: set jax_enable_x64")
-            file.seek(begin + header[name]["data_offsets"][0])
+            file.seek(offset)
             array = np.empty(shape, dtype)
-            file.readinto(_bytes(array))
+            file.readinto(memory(array))
             return restore(array)
 
         leaves = [read(name, want) for name, want in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+class Stored(NamedTuple):
+    """A leaf in the file of arrays."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    key: str | None
+    """The kind of the PRNG keys that it is the data of."""
+    offset: int
+    """Where in the file it begins."""
+
+
+def contents(path: Path) -> dict[str, Stored]:
+    """Where the leaves of the checkpoint at `path` are in its file of arrays, by their names.
+
+    Raises:
+        Damaged: a file is missing, cut short or altered.
+    """
+    arrays = _verified(path)
+
+    def leaf(name: str, entry: dict[str, Any]) -> Stored:
+        shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+        if name in arrays["raw"]:
+            shape, dtype = shape[:-1], jnp.dtype(arrays["raw"][name])
+        return Stored(shape, dtype, arrays["keys"].get(name), begin + entry["data_offsets"][0])
+
+    with open(path / ARRAYS, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        begin = file.tell()
+    return {name: leaf(name, entry) for name, entry in header.items()}
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -170,7 +229,7 @@ def read_info(path: Path) -> dict[str, Any]:
     Raises:
         Damaged: `info.json` is missing or altered.
     """
-    return _document(path)["info"]
+    return document(path)["info"]
 
 
 def candidates(folder: Path) -> list[Path]:
@@ -180,7 +239,16 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path, like: Any, warn: Callable[[str], None]) -> tuple[Path, Any, dict[str, Any]]:
-    """The newest checkpoint in `folder` that is whole: its path, its pytree as by `load`, its `info`.
+    """The newest checkpoint in `folder` that is whole: its path, its pytree as by `load`, its `info`; as by `newest`."""
+    path, (tree, info) = newest(folder, lambda path: (load(path, like), read_info(path)), warn)
+    return path, tree, info
+
+
+Read = TypeVar("Read")
+
+
+def newest(folder: Path, read: Callable[[Path], Read], warn: Callable[[str], None]) -> tuple[Path, Read]:
+    """The newest checkpoint in `folder` that `read` does not find `Damaged`, and what it read.
 
     A damaged one is reported through `warn`, and the one before it is taken.
 
@@ -196,7 +264,7 @@ def load_newest(folder: Path, like: Any, warn: Callable[[str], None]) -> tuple[P
         )
     for path in paths:
         try:
-            return path, load(path, like), read_info(path)
+            return path, read(path)
         except Damaged as error:
             warn(f"checkpoint {path.name} is damaged, trying the one before it: {error}")
             last = error
@@ -224,7 +292,7 @@ def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _fetched(leaf: Any) -> np.ndarray:
+def fetched(leaf: Any) -> np.ndarray:
     """The leaf on the host, contiguous and in this machine's byte order."""
     if isinstance(leaf, jax.Array):
         # A jax array keeps the host copy it was asked for as long as it lives; this second one on the same buffers does not.
@@ -232,13 +300,13 @@ def _fetched(leaf: Any) -> np.ndarray:
     return np.asarray(leaf, jnp.dtype(leaf.dtype.name), order="C")
 
 
-def _bytes(array: np.ndarray) -> memoryview:
+def memory(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array, not a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def _seal(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
+def _seal(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -254,21 +322,25 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.is_dir())).free
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """The content of `info.json`, if it is what was written."""
+def document(path: Path) -> dict[str, Any]:
+    """The content of `info.json`, its checksum included, if it is what was written.
+
+    Raises:
+        Damaged: it is missing or altered.
+    """
     try:
-        document = json.loads((path / INFO).read_text(encoding="utf-8"))
-        seal = document.pop("sha256")
+        content = json.loads((path / INFO).read_text(encoding="utf-8"))
+        seal = content.pop("sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path / INFO} cannot be read: {error!r}") from error
-    if seal != _seal(document):
+    if seal != _seal(content):
         raise Damaged(f"{path / INFO} is not what was written: its checksum differs")
-    return document
+    return {**content, "sha256": seal}
 
 
 def _verified(path: Path) -> dict[str, Any]:
     """What `info.json` says about the arrays, if they are what was written."""
-    arrays: dict[str, Any] = _document(path)["arrays"]
+    arrays: dict[str, Any] = document(path)["arrays"]
     try:
         with open(path / ARRAYS, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -4,17 +4,19 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
 from spectral_bellman._names import did_you_mean
 from spectral_bellman.agents.config import AgentConfig
+from spectral_bellman.environments.atari import AtariProtocol
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run: an agent, an environment, and how much of it. A frame is an agent step in every environment here."""
+    """A run: an agent, an environment, and how much of it. A frame is the emulator's in Atari, where an agent step is four of them;
+    elsewhere it is an agent step."""
 
     preset: tyro.conf.Positional[str]
     """The agent; sbm presets lists them."""
@@ -30,8 +32,16 @@ class TrainConfig:
     """Environments that each seed steps together."""
     round_steps: int = 8
     """Agent steps of each environment in a round."""
+    groups: int = 1
+    """Environments on the host: groups that the environments are divided into, each choosing actions while the others step."""
+    cores: int = 0
+    """Atari: threads that emulate, all seeds together; 0: as many as there are cores."""
+    dispatch_steps: int = 0
+    """Environments on the host: gradient steps that are sent to the device at once, and that an action may wait for; 0: all."""
     replay_capacity: int = 100_000
     """Transitions that the replay of each seed holds."""
+    replay_memory: Literal["device", "host"] = "device"
+    """Environments on the host: where the replay lies. In host memory, what is sampled crosses to the accelerator."""
     log_frames: int = 0
     """Frames between log lines; 0: a hundred lines in the run."""
     eval_frames: int = 0
@@ -46,10 +56,14 @@ class TrainConfig:
     """Minutes between checkpoints; 0: one with every log line."""
     checkpoint_keep: int = 2
     """Checkpoints kept."""
+    checkpoint_replay: Literal["on", "off"] = "on"
+    """Environments on the host: off leaves the replay out of checkpoints, which are small then; a resumed run fills it anew."""
     tensorboard: bool = False
     """Write TensorBoard files too; needs the extra tensorboard."""
     wandb: str = ""
     """Log to this Weights & Biases project too; needs the extra wandb."""
+    atari: AtariProtocol | None = None
+    """How Atari games are played."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The agent's settings."""
 
@@ -59,6 +73,7 @@ class TrainConfig:
             "seeds",
             "num_envs",
             "round_steps",
+            "groups",
             "replay_capacity",
             "eval_episodes",
             "eval_max_steps",
@@ -66,14 +81,21 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("log_frames", "eval_frames", "checkpoint_minutes", "first_seed"):
+        for name in ("log_frames", "eval_frames", "checkpoint_minutes", "first_seed", "cores", "dispatch_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        if self.num_envs % self.groups:
+            raise ValueError(f"--num-envs {self.num_envs} cannot be divided into --groups {self.groups} of one size")
+
+    @property
+    def round_agent_steps(self) -> int:
+        """Agent steps in a round of one seed, all environments together."""
+        return self.num_envs * self.round_steps
 
     @property
     def round_frames(self) -> int:
         """Frames in a round of one seed."""
-        return self.num_envs * self.round_steps
+        return self.round_agent_steps * (self.atari.frame_skip if self.atari else 1)
 
     @property
     def rounds(self) -> int:
@@ -94,11 +116,11 @@ class TrainConfig:
     @property
     def samples_per_step(self) -> float:
         """Transitions sampled for gradient steps, for each agent step."""
-        return self.agent.updates * self.agent.batch / self.round_frames
+        return self.agent.updates * self.agent.batch / self.round_agent_steps
 
     def learns(self, number: int) -> bool:
         """Whether the warm-up is over at the end of round ``number``."""
-        return (number + 1) * self.round_frames >= self.agent.warmup_steps
+        return (number + 1) * self.round_agent_steps >= self.agent.warmup_steps
 
     def resolved(self) -> "TrainConfig":
         """The same with every 0 that means "a share of the run" put in figures, so that a longer run keeps them."""
@@ -109,14 +131,16 @@ class TrainConfig:
 
 def override(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     """The config with fields changed, its own or the agent's; an unknown name is answered with the nearest."""
-    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent"}
+    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "atari"}
     agents = {f.name for f in dataclasses.fields(AgentConfig)}
+    games = {f.name for f in dataclasses.fields(AtariProtocol)} if config.atari else set()
     for name in changes:
-        if name not in own | agents:
-            hint = did_you_mean(name, own | agents)
+        if name not in own | agents | games:
+            hint = did_you_mean(name, own | agents | games)
             raise ValueError(f"there is no setting {name!r}" + (f"; {hint}" if hint else ""))
     agent = dataclasses.replace(config.agent, **{k: v for k, v in changes.items() if k in agents})
-    return dataclasses.replace(config, agent=agent, **{k: v for k, v in changes.items() if k in own})
+    atari = config.atari and dataclasses.replace(config.atari, **{k: v for k, v in changes.items() if k in games})
+    return dataclasses.replace(config, agent=agent, atari=atari, **{k: v for k, v in changes.items() if k in own})
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -125,8 +149,10 @@ def read_config(folder: Path) -> TrainConfig:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         agent = content["agent"] | {"hidden": tuple(content["agent"]["hidden"])}
-        names = {f.name for f in dataclasses.fields(TrainConfig)}
-        return TrainConfig(**{k: v for k, v in content.items() if k in names and k != "agent"}, agent=AgentConfig(**agent))
+        atari = content.get("atari") and AtariProtocol(**content["atari"])
+        names = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "atari"}
+        own = {k: v for k, v in content.items() if k in names}
+        return TrainConfig(**own, atari=atari, agent=AgentConfig(**agent))
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder} holds no run: there is no config.json in it") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:

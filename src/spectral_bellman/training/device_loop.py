@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spectral_bellman._arrays import RandomKey
-from spectral_bellman.agents import Agent, Policy
-from spectral_bellman.agents.diagnostics import diagnose
+from spectral_bellman.agents import Agent, AgentState, Policy
+from spectral_bellman.agents.diagnostics import diagnose, material
 from spectral_bellman.environments.base import Environment
+from spectral_bellman.replay import Replay, init_replay
 from spectral_bellman.training import rounds
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.rounds import Learner, Scene, Tally
@@ -27,9 +28,10 @@ class DeviceLoop:
         self.config, self.environment = config, environment
         self.agent = Agent(config.agent, environment.observation, environment.num_actions)
         self.state: State | None = None
+        self._evaluated: list[tuple[int, NDArray[Any]]] = []
         self.programs: dict[str, Any] = {
             "init": over_seeds(self._init_one),
-            "diagnose": over_seeds(functools.partial(diagnose, self.agent)),
+            "diagnose": over_seeds(self._diagnose_one),
             "evaluate": over_seeds(self._evaluate_one),
         }
 
@@ -41,7 +43,7 @@ class DeviceLoop:
         """A state before the first round."""
         self.state = self.programs["init"](self._seeds())
 
-    def run_round(self, number: int) -> None:
+    def run_round(self, number: int, *, ahead: bool = False) -> None:
         """Round ``number``, dispatched; the result is there when somebody looks."""
         assert self.state is not None
         self.state = self.program(self.config.learns(number))(*self.state, jnp.int32(number))
@@ -66,19 +68,32 @@ class DeviceLoop:
         learner, policy, _ = self.state
         return jax.device_get(self.programs["diagnose"](learner.agent, policy, learner.replay, fold_keys(learner.key, number, 2)))
 
-    def evaluate(self, number: int) -> NDArray[Any]:
-        """Returns of greedy episodes, (seeds, episodes); NaN for those that did not end in time."""
+    def start_evaluation(self, number: int) -> None:
+        """Greedy episodes with the policy published last."""
         assert self.state is not None
         learner, policy, _ = self.state
-        return np.asarray(self.programs["evaluate"](policy, fold_keys(learner.key, number, 3)))
+        self._evaluated.append((number, np.asarray(self.programs["evaluate"](policy, fold_keys(learner.key, number, 3)))))
+
+    def evaluated(self, wait: bool = False) -> list[tuple[int, NDArray[Any]]]:
+        """(number, returns (seeds, episodes)) of evaluations since the last call; NaN for episodes that did not end in time."""
+        ended, self._evaluated = self._evaluated, []
+        return ended
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state: nothing."""
         return {}
 
-    def restore(self, state: State, _: dict[str, Any]) -> None:
+    def restore(self, state: State) -> None:
         """Go on from a checkpoint."""
         self.state = state
+
+    def working(self) -> int:
+        """Bytes that the compiled round needs besides the state; compiles it."""
+        analysis = self.program(True).memory_analysis()
+        if analysis is None:
+            return 0
+        outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+        return int(analysis.temp_size_in_bytes + outputs + analysis.generated_code_size_in_bytes)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -89,8 +104,12 @@ class DeviceLoop:
     def _init_one(self, seed: jax.Array) -> State:
         learner_key, scene_key = jax.random.split(jax.random.key(seed))
         config = self.config
-        learner, policy = rounds.init_learner(self.agent, learner_key, config.num_envs, config.replay_capacity, config.round_steps)
-        return learner, policy, rounds.init_scene(self.agent, self.environment, scene_key, config.num_envs)
+        learner, policy = rounds.init_learner(self.agent, learner_key, config.num_envs)
+        replay = init_replay(self.environment.observation, config.num_envs, config.replay_capacity, config.round_steps)
+        return learner._replace(replay=replay), policy, rounds.init_scene(self.agent, self.environment, scene_key, config.num_envs)
+
+    def _diagnose_one(self, state: AgentState, policy: Policy, replay: Replay, key: RandomKey) -> dict[str, jax.Array]:
+        return diagnose(self.agent, state, policy, material(self.agent, replay, key), key)
 
     def _round(self, learner: Learner, policy: Policy, scene: Scene, number: jax.Array, *, learning: bool) -> State:
         key = rounds.collection_key(learner.key, number)

@@ -1,193 +1,587 @@
-"""The loop for environments on the host: they step while the agent learns.
+"""The loop for environments on the host: they step while the agent learns. One seed.
+
+The environments form groups, each with a thread of its own: while one chooses its actions, the others step. What a group sees stays
+on the device: single frames go there once, are stacked there for acting, kept on a page until the round ends, and then stored.
 
 Round t is collected with the policy that round t − 2 published, for round t − 1 may still be learning; which policy acts, and what
-an update may sample, depend on these numbers and never on timing. Learning is dispatched from a thread of its own: calls from one
-thread run in order, and choosing an action must not wait for a round of updates.
+an update may sample, depend on these numbers and never on timing. Learning is sent to the device in short pieces, of which few are
+ever waiting there: a device does what it is told in order, and choosing an action must not wait for a round of updates.
 """
 
-import functools
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import NDArray
 
 from spectral_bellman._arrays import RandomKey
-from spectral_bellman.agents import Actor, Agent, Policy, Timestep
-from spectral_bellman.agents.diagnostics import diagnose
-from spectral_bellman.environments.gym import GymEnvironments, Maker
-from spectral_bellman.replay import Transition
+from spectral_bellman.agents import Actor, Agent, AgentState, Policy, Timestep
+from spectral_bellman.agents.agent import Stage
+from spectral_bellman.agents.diagnostics import diagnose, material
+from spectral_bellman.environments.gym import HostEnvironments
+from spectral_bellman.replay import Replay, Transition, add, init_replay, push_frame
 from spectral_bellman.training import rounds
 from spectral_bellman.training.config import TrainConfig
-from spectral_bellman.training.rounds import Collected, Learner, Tally
-from spectral_bellman.training.seeds import fold_keys, over_seeds
+from spectral_bellman.training.rounds import Learner, Tally
 
-State = tuple[Learner, Policy, Policy, Actor, Timestep]
-"""Learner, the policy that acts, the policy published last, actors, and what the environments show."""
+IN_FLIGHT = 2
+"""Pieces of learning that may wait on the device."""
+
+Opener = Callable[[int, Sequence[int], int], HostEnvironments]
+"""(seed, which of its environments, stream) -> these environments."""
+
+
+class Scene(NamedTuple):
+    """Where a group of n environments stands."""
+
+    actor: Actor
+    stack: Any
+    """(n, stack, …): the observations without the newest frame; empty where frames are observations."""
+    frame: Any
+    """(n, …): the newest."""
+    first: Any
+    """(n,): whether it begins an episode."""
+
+
+class Page(NamedTuple):
+    """A round of a group as the device has seen it, (T, n, …)."""
+
+    frame: Array
+    first: Array
+    action: Array
+    behaviour_prob: Array
+
+
+class Part(NamedTuple):
+    """A round of a group."""
+
+    page: Any
+    """``Page``."""
+    following: Any
+    """(n, …): the frames after the last step."""
+    last: Any
+    """(T, n, …): the last frames of episodes that were cut."""
+    reward: Any
+    discount: Any
+    truncated: Any
+    done: Any
+
+
+class State(NamedTuple):
+    """All there is to save, besides the environments and the replay, which is None here."""
+
+    learner: Learner
+    acting: Policy
+    """The policy that acts in the next round."""
+    published: Policy
+    """The policy published last."""
+    evaluating: Policy
+    """The policy that an evaluation under way began with."""
+    scenes: tuple[Scene, ...]
+
+
+class Evaluation(NamedTuple):
+    """Greedy episodes: their returns, (episodes,), and their actions; NaN and all actions so far for those that did not end."""
+
+    number: int
+    returns: NDArray[Any]
+    actions: list[NDArray[np.int32]]
 
 
 class HostLoop:
-    """Trains ``config.seeds`` agents at once on ``config.num_envs`` environments each."""
+    """Trains an agent on ``config.num_envs`` environments."""
 
-    def __init__(self, config: TrainConfig, name: str, make: Maker) -> None:
-        self.config, self._name, self._make = config, name, make
-        self._seeds = list(range(config.first_seed, config.first_seed + config.seeds))
-        self.environments = GymEnvironments(name, make, self._seeds, config.num_envs)
-        self.agent = Agent(config.agent, self.environments.observation, self.environments.num_actions)
-        self.programs: dict[str, Any] = {
-            "init": over_seeds(self._init_one),
-            "act": over_seeds(self._act_one, in_axes=(0, 0, 0, 0, None), donate=(1,)),
-            "act greedily": over_seeds(lambda p, o, k: self.agent.act_greedily(p, o, config.eval_epsilon, k)[0]),
-            "diagnose": over_seeds(functools.partial(diagnose, self.agent)),
-        }
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self._learning: Future[tuple[Learner, Policy]] | None = None
-        self._shape = (config.seeds, config.num_envs)
+    def __init__(self, config: TrainConfig, name: str, opener: Opener) -> None:
+        self.config, self._name, self._open = config, name, opener
+        self._size = config.num_envs // config.groups
+        self.environments: list[HostEnvironments] = []
+        one = opener(config.first_seed, [0], 1)
+        shown, self._stack = one.observation, one.stack
+        self._shown = shown
+        observation = jax.ShapeDtypeStruct((self._stack, *shown.shape) if self._stack else shown.shape, shown.dtype)
+        self.agent = Agent(config.agent, observation, one.num_actions)
+        one.close()
+        self.stages = dict(zip(("before", "after"), self.agent.stages(config.dispatch_steps), strict=True))
+        self.programs: dict[str, Any] = {}
+        self._host = jax.devices("cpu")[0] if config.replay_memory == "host" else None
+        self.manifest: Any = None
+        """What the replay was saved as last."""
+        self._compiling = threading.Lock()
+        self._workers = [ThreadPoolExecutor(1, thread_name_prefix=f"environments-{i}") for i in range(config.groups)]
+        self._collecting: dict[int, list[Future[Part]]] = {}
+        self._policies: dict[int, Future[Policy]] = {}
+        self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        self._evaluations: list[Future[Evaluation]] = []
+        self._learns_from = 0
+        self.waited = 0.0
+        """Seconds that learning has waited for the environments."""
+        self._judged: HostEnvironments | None = None
 
     @property
     def state(self) -> State:
-        """All there is to save, besides the environments; waits for the learning under way."""
-        learner, published = self._learned()
-        return learner, self._policy, published, self._actor, self._timestep
+        """All there is to save besides the replay and the environments; no round may be under way."""
+        assert not self._collecting, "a round is being collected: run the last one with ahead=False"
+        return State(
+            self._learner._replace(replay=None),
+            self._policies[self._number - 2].result(),
+            self._policies[self._number - 1].result(),
+            self._evaluating,
+            tuple(self._scenes),
+        )
+
+    @property
+    def replay(self) -> Replay:
+        """The replay, which is saved by itself."""
+        return self._learner.replay
+
+    @property
+    def replay_device(self) -> jax.Device | None:
+        """Where the replay lies, if not on the device that learns."""
+        return self._host
 
     def shapes(self) -> State:
         """The state as shapes, nothing allocated."""
-        return jax.eval_shape(self.programs["init"], jnp.asarray(self._seeds))
+        return jax.eval_shape(self._init, jnp.int32(0))
+
+    def replay_shapes(self) -> Replay:
+        """The replay as shapes."""
+        config = self.config
+        shapes = jax.eval_shape(
+            lambda: init_replay(self._shown, config.num_envs, config.replay_capacity, config.round_steps, self._stack)
+        )
+        if self._host is None:
+            return shapes
+        placed = jax.sharding.SingleDeviceSharding(self._host)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), shapes)
 
     def init(self) -> None:
         """A state before the first round."""
-        learner, self._policy, published, self._actor, _ = self.programs["init"](jnp.asarray(self._seeds))
-        self._start(learner, published)
-        self._timestep = Timestep(self._environments_shape(self.environments.reset()), np.ones(self._shape, bool))
+        self._open_all()
+        frames = [future.result() for future in [w.submit(e.reset) for w, e in zip(self._workers, self.environments, strict=True)]]
+        state = jax.jit(self._init)(jnp.int32(self.config.first_seed))
+        scenes = [scene._replace(frame=frame) for scene, frame in zip(state.scenes, frames, strict=True)]
+        self._start(state._replace(scenes=tuple(scenes)), self._empty(), 0)
 
-    def run_round(self, number: int) -> None:
-        """Collect round ``number`` while the last one is learned, then begin to learn it."""
-        collected = self._collect(number)
-        learner, published = self._learned()
-        program = self.program(self.config.learns(number))
-        # The policy that acts next is the one published before this learning began, which it must not overwrite.
-        self._policy = published
+    def restore(self, state: State, extra: dict[str, Any], replay: Replay | None, progress: Callable[[float], None]) -> str | None:
+        """Go on from a checkpoint; says so if an environment did not come back the same.
 
-        def learn() -> tuple[Learner, Policy]:
-            result = program(learner, published, collected, np.int32(number))
-            return jax.block_until_ready(result)
-
-        self._learning = self._worker.submit(learn)
-
-    def program(self, learning: bool) -> Any:
-        """The compiled learning of a round."""
-        name = "learn" if learning else "warm up"
-        if name not in self.programs:
-            learn = functools.partial(rounds.learn, self.agent, log_rounds=self.config.log_rounds, learning=learning)
-            learner, published = self.shapes()[:2]
-            program = over_seeds(learn, in_axes=(0, 0, 0, None), donate=(0,))
-            shapes = (learner, published, self._collected_shapes(), jax.ShapeDtypeStruct((), jnp.int32))
-            self.programs[name] = program.lower(*shapes).compile()
-        return self.programs[name]
-
-    def tally(self) -> Tally:
-        """The tally of every seed, on the host."""
-        return jax.device_get(self._learned()[0].tally)
-
-    def diagnostics(self, number: int) -> dict[str, NDArray[Any]]:
-        """Diagnostics of every seed."""
-        learner, published = self._learned()
-        return jax.device_get(self.programs["diagnose"](learner.agent, published, learner.replay, fold_keys(self._keys, number, 2)))
-
-    def evaluate(self, number: int) -> NDArray[Any]:
-        """Returns of greedy episodes in environments of their own, (seeds, episodes); NaN for those that did not end in time."""
-        config, policy = self.config, self._learned()[1]
-        environments = GymEnvironments(self._name, self._make, self._seeds, config.eval_episodes, stream=1)
-        shape = (config.seeds, config.eval_episodes)
-        observation, returns, running = environments.reset(), np.zeros(np.prod(shape)), np.ones(np.prod(shape), bool)
-        keys = fold_keys(self._keys, number, 3)
-        for time in range(config.eval_max_steps):
-            action = self.programs["act greedily"](
-                policy, observation.reshape(*shape, *observation.shape[1:]), fold_keys(keys, time)
-            )
-            step = environments.step(np.asarray(action).reshape(-1), running)
-            returns += np.where(running, step.reward, 0)
-            running &= ~(step.terminated | step.truncated)
-            observation = step.observation
-            if not running.any():
-                break
-        environments.close()
-        return np.where(running, np.nan, returns).reshape(shape)
-
-    def extra(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the state: the running episodes."""
-        return {"environments": self.environments.save()}
-
-    def restore(self, state: State, extra: dict[str, Any]) -> str | None:
-        """Go on from a checkpoint; says so if an environment did not come back the same."""
-        learner, self._policy, published, self._actor, saved = state
-        self._start(learner, published)
-        observation = self._environments_shape(self.environments.restore(extra["environments"]))
-        self._timestep = Timestep(observation, np.asarray(saved.first))
-        differ = int(np.sum(np.any((observation != np.asarray(saved.observation)).reshape(len(self.environments), -1), axis=1)))
-        if not differ:
+        Without its replay, which is filled anew before learning goes on.
+        """
+        self._open_all()
+        number, differ = extra["round"], 0
+        self._start(state, self._empty() if replay is None else replay, number)
+        if replay is None:
+            self._learns_from = number + -(-self.config.agent.warmup_steps // self.config.round_agent_steps)
+            # Another run anyway: episodes begin anew, with seeds that no earlier one had.
+            back = [
+                worker.submit(part.reset, 2**20 + number) for worker, part in zip(self._workers, self.environments, strict=True)
+            ]
+        else:
+            back = [
+                worker.submit(part.restore, saved, lambda done: progress(done / len(self.environments)))
+                for worker, part, saved in zip(self._workers, self.environments, extra["environments"], strict=True)
+            ]
+        for i, (scene, future) in enumerate(zip(state.scenes, back, strict=True)):
+            frame, first = future.result(), np.asarray(scene.first) | (replay is None)
+            differ += int(np.sum(np.any((frame != np.asarray(scene.frame)).reshape(self._size, -1), axis=1)))
+            self._scenes[i] = scene._replace(frame=frame, first=first)
+        if extra["evaluation"] is not None:
+            self._evaluate_later(extra["evaluation"], state.evaluating)
+        if not differ or replay is None:
             return None
         return (
-            f"{differ} of {len(self.environments)} environments did not come back the same from their seeds and actions: "
+            f"{differ} of {self.config.num_envs} environments did not come back the same from their seeds and actions: "
             f"{self._name} is not deterministic, and the run goes on inexactly"
         )
 
+    def adopt(self, state: State, number: int) -> None:
+        """Take the policies of a checkpoint, for those who only want to see them play."""
+        self._start(state, None, number)
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the state: the running episodes, and the evaluation under way."""
+        running = next((number for number, _ in self._running()), None)
+        return {
+            "round": self._number,
+            "environments": [part.save() for part in self.environments] if self.config.checkpoint_replay == "on" else [],
+            "evaluation": running,
+        }
+
+    def run_round(self, number: int, *, ahead: bool = False) -> None:
+        """Learn from round ``number``; ``ahead`` lets the environments go on into the next meanwhile."""
+        self._collect_later(number)
+        if ahead:
+            self._collect_later(number + 1)
+        began = time.perf_counter()
+        parts = tuple(future.result() for future in self._collecting.pop(number))
+        self.waited += time.perf_counter() - began
+        self._learn(number, parts)
+        self._number = number + 1
+
+    def tally(self) -> Tally:
+        """The tally, on the host, with a leading axis for the seed."""
+        return jax.tree.map(lambda x: np.asarray(x)[None], jax.device_get(self._learner.tally))
+
+    def diagnostics(self, number: int) -> dict[str, NDArray[Any]]:
+        """Diagnostics, with a leading axis for the seed."""
+        key = jax.random.fold_in(jax.random.fold_in(self._key, number), 2)
+        agent, policy = self._learner.agent, self._policies[self._number - 1].result()
+        if self._host is None:
+            found = self._program("diagnose", agent, policy, self.replay, key)
+        else:
+            drawn = self._here(self._program("draw diagnose", self.replay, self._there(key)))
+            found = self._program("run diagnose", agent, policy, drawn, key)
+        return {name: np.asarray(value)[None] for name, value in jax.device_get(found).items()}
+
+    def start_evaluation(self, number: int) -> None:
+        """Begin greedy episodes with the policy published last; waits for the evaluation before it."""
+        for _, future in self._running():
+            future.result()
+        self._evaluate_later(number, jax.tree.map(jnp.copy, self._policies[self._number - 1].result()))
+        if not self._stack:
+            self._evaluations[-1].result()  # Python's environments would only take turns with training
+
+    def evaluated(self, wait: bool = False) -> list[tuple[int, NDArray[Any]]]:
+        """(number, returns (1, episodes)) of evaluations that have ended since the last call."""
+        ended = [future for future in self._evaluations if wait or future.done()]
+        self._evaluations = [future for future in self._evaluations if future not in ended]
+        return [(evaluation.number, evaluation.returns[None]) for evaluation in (future.result() for future in ended)]
+
+    def evaluate(self, number: int, policy: Policy | None = None) -> Evaluation:
+        """Greedy episodes in environments of their own, in this thread."""
+        config = self.config
+        policy = policy or self._policies[self._number - 1].result()
+        if self._judged is None:
+            self._judged = self._open(config.first_seed, range(config.eval_episodes), 1)
+        environments, count = self._judged, config.eval_episodes
+        returns, running = np.zeros(count), np.ones(count, bool)
+        frame, first = environments.reset(number), np.ones(count, bool)
+        stack = jnp.zeros((count, *self.agent.observation.shape), self._shown.dtype)
+        key = jax.random.fold_in(jax.random.fold_in(self._key, number), 3)
+        taken: list[NDArray[np.int32]] = []
+        lengths = np.zeros(count, int)
+        for time_ in range(config.eval_max_steps):
+            action, stack = self._program("act greedily", policy, stack, frame, first, key, np.int32(time_))
+            taken.append(np.asarray(action))
+            step = environments.step(taken[-1], running)
+            returns += np.where(running, step.reward, 0)
+            lengths += running
+            running &= ~step.first
+            frame, first = step.following, step.first
+            if not running.any():
+                break
+        actions = np.stack(taken)
+        played = [actions[:length, i] for i, length in enumerate(lengths)]
+        return Evaluation(number, np.where(running, np.nan, returns), played)
+
+    def working(self) -> int:
+        """Bytes that the compiled programs need besides the state; compiles them."""
+        most = 0
+        for name in self._names(learning=True):
+            analysis = self._compiled(name).memory_analysis()
+            if analysis is not None:
+                outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+                most = max(most, analysis.temp_size_in_bytes + outputs)
+        # Two rounds of pages: the one that is collected while the last is stored.
+        return most + 2 * self.config.round_agent_steps * int(np.prod(self._shown.shape)) * np.dtype(self._shown.dtype).itemsize
+
     def close(self) -> None:
-        """Stop learning and close the environments."""
-        self._worker.shutdown()
-        self.environments.close()
+        """Stop the threads and close the environments."""
+        for future in self._policies.values():
+            if not future.done():
+                future.set_exception(RuntimeError("the run was stopped"))
+        for parts in self._collecting.values():
+            for part in parts:
+                part.cancel()
+                with contextlib.suppress(BaseException):
+                    part.exception()
+        for worker in (*self._workers, self._evaluator):
+            worker.shutdown(cancel_futures=True)
+        for environments in (*self.environments, *((self._judged,) if self._judged else ())):
+            environments.close()
 
-    def _start(self, learner: Learner, published: Policy) -> None:
-        self._learning = Future()
-        self._learning.set_result((learner, published))
-        self._keys = jnp.copy(learner.key)
+    def _open_all(self) -> None:
+        indices = np.arange(self.config.num_envs).reshape(self.config.groups, self._size)
+        self.environments = [self._open(self.config.first_seed, [int(i) for i in part], 0) for part in indices]
 
-    def _learned(self) -> tuple[Learner, Policy]:
-        assert self._learning is not None
-        return self._learning.result()
+    def _start(self, state: State, replay: Replay | None, number: int) -> None:
+        self._number, self._scenes, self._evaluating = number, list(state.scenes), state.evaluating
+        self._learner = state.learner._replace(replay=replay)
+        self._key = jnp.copy(self._learner.key)
+        self._blank = jnp.zeros((self.config.round_steps, self._size, *self._shown.shape), self._shown.dtype)
+        for round_number, policy in ((number - 2, state.acting), (number - 1, state.published)):
+            self._policies[round_number] = Future()
+            self._policies[round_number].set_result(policy)
 
-    def _collect(self, number: int) -> Collected:
-        config, shape = self.config, (self.config.seeds, self.config.round_steps, self.config.num_envs)
-        seen = self.environments.observation
-        observation, following = (np.empty((*shape, *seen.shape), seen.dtype) for _ in range(2))
-        action, prob = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    def _empty(self) -> Replay:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=self._host), self.replay_shapes())
+
+    def _collect_later(self, number: int) -> None:
+        if number not in self._collecting:
+            self._policies.setdefault(number, Future())
+            self._collecting[number] = [worker.submit(self._collect, i, number) for i, worker in enumerate(self._workers)]
+
+    def _collect(self, group: int, number: int) -> Part:
+        """Round ``number`` of a group, in its thread."""
+        config, environments, scene = self.config, self.environments[group], self._scenes[group]
+        policy = self._policies[number - 2].result()
+        actor, stack, frame, first = scene
+        page = self._program("page")
+        shape = (config.round_steps, self._size)
         reward, discount = np.empty(shape, np.float32), np.empty(shape, np.float32)
         truncated, done = np.empty(shape, bool), np.empty(shape, bool)
+        last: Any = self._blank
         for t in range(config.round_steps):
-            chosen, probs, self._actor = self.programs["act"](
-                self._policy, self._actor, self._timestep, self._keys, np.array([number, t], np.int32)
-            )
-            action[:, t], prob[:, t] = chosen, probs
-            step = self.environments.step(action[:, t].reshape(-1))
-            ended = step.terminated | step.truncated
-            observation[:, t], following[:, t] = self._timestep.observation, self._environments_shape(step.observation)
-            reward[:, t] = step.reward.reshape(self._shape)
-            discount[:, t] = 1 - step.terminated.reshape(self._shape)
-            truncated[:, t] = (step.truncated & ~step.terminated).reshape(self._shape)
-            done[:, t] = ended.reshape(self._shape)
-            self._timestep = Timestep(self._environments_shape(step.following), done[:, t].copy())
-        return Collected(Transition(observation, action, reward, discount, prob, following), truncated, done)
+            when = np.array([number, t, group], np.int32)
+            action, actor, stack, page = self._program("act", policy, actor, stack, page, frame, first, self._key, when)
+            step = environments.step(np.asarray(action))
+            reward[t], discount[t] = step.reward, 1 - step.terminated
+            truncated[t], done[t] = step.truncated, step.first
+            if step.truncated.any():
+                last = np.zeros(self._blank.shape, self._blank.dtype) if last is self._blank else last
+                last[t] = step.observation
+            frame, first = step.following, step.first
+        self._scenes[group] = Scene(actor, stack, frame, first)
+        return Part(page, frame, last, reward, discount, truncated, done)
 
-    def _collected_shapes(self) -> Collected:
-        shape = (self.config.seeds, self.config.round_steps, self.config.num_envs)
-        seen = self.environments.observation
-        observation = jax.ShapeDtypeStruct((*shape, *seen.shape), seen.dtype)
-        number, flag = jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.bool_)
-        action = jax.ShapeDtypeStruct(shape, jnp.int32)
-        return Collected(Transition(observation, action, number, number, number, observation), flag, flag)
+    def _learn(self, number: int, parts: tuple[Part, ...]) -> None:
+        """Store a round and, unless still warming up, learn; publish the next policy."""
+        learner, count = self._learner, np.int32(number)
+        told = tuple(part._replace(page=None, following=None, last=None) for part in parts)
+        tally = self._program("count", learner.tally, told, count)
+        # From here on the learner's replay and state are given away piece by piece.
+        replay = self._program("store", learner.replay, self._there(parts))
+        state = learner.agent
+        published = self._policies[number - 1].result()
+        if self.config.learns(number) and number >= self._learns_from:
+            key, there = self._learning_keys(number)
+            state, sums = self._program("begin", state, count)
+            state, sums = self._run("before", state, sums, replay, key[0], there[0])
+            if self._host is None:
+                state, published = self._program("publish", state, replay, key[1], count)
+            else:
+                selection = self._here(self._program("draw publish", replay, there[1]))
+                state, published = self._program("run publish", state, selection, key[1], count)
+            self._policies[number].set_result(published)
+            state, sums = self._run("after", state, sums, replay, key[2], there[2])
+            tally = self._program("count terms", tally, sums, count)
+        else:
+            self._policies[number].set_result(published)
+        self._learner = Learner(state, replay, tally, learner.key)
+        del self._policies[number - 2]
 
-    def _environments_shape(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(*self._shape, *array.shape[1:])
+    def _run(self, name: str, state: AgentState, sums: Any, replay: Replay, key: Any, there: Any) -> tuple[AgentState, Any]:
+        """The pieces of a stage, with few of them waiting on the device."""
+        waiting: collections.deque[Any] = collections.deque()
+        for i in range(self.stages[name].times):
+            index = np.int32(i)
+            if self._host is None:
+                state, sums = self._program(name, state, sums, replay, key, index)
+            else:
+                drawn = self._here(self._program(f"draw {name}", replay, there, index))
+                state, sums = self._program(f"run {name}", state, sums, drawn, key, index)
+            waiting.append(sums)
+            if len(waiting) > IN_FLIGHT - 1:
+                jax.block_until_ready(waiting.popleft())
+        return state, sums
 
-    def _act_one(self, policy: Policy, actor: Actor, timestep: Timestep, key: RandomKey, when: jax.Array) -> tuple[Any, Any, Actor]:
-        return self.agent.act(policy, actor, timestep, jax.random.fold_in(rounds.collection_key(key, when[0]), when[1]))
+    def _learning_keys(self, number: int) -> tuple[Any, Any]:
+        keys = self._program("keys", self._key, np.int32(number))
+        return keys, self._there(keys)
 
-    def _init_one(self, seed: jax.Array) -> State:
+    def _there(self, tree: Any) -> Any:
+        """The tree where the replay is."""
+        return jax.device_put(tree, self._host) if self._host else tree
+
+    def _here(self, tree: Any) -> Any:
+        """The tree where learning is."""
+        return jax.device_put(tree, jax.local_devices()[0]) if self._host else tree
+
+    def _evaluate_later(self, number: int, policy: Policy) -> None:
+        self._evaluating = policy
+        future = self._evaluator.submit(self.evaluate, number, policy)
+        future.number = number  # type: ignore[attr-defined]
+        self._evaluations.append(future)
+
+    def _running(self) -> list[tuple[int, Future[Evaluation]]]:
+        """Evaluations whose results nobody has asked for yet."""
+        return [(future.number, future) for future in self._evaluations]  # type: ignore[attr-defined]
+
+    # What is compiled. Arguments are named in the order of the calls above.
+
+    def _program(self, name: str, *arguments: Any) -> Any:
+        return self._compiled(name)(*arguments)
+
+    def _compiled(self, name: str) -> Any:
+        if name not in self.programs:
+            with self._compiling:
+                if name not in self.programs:
+                    function, donate, shapes = self._definitions()[name]
+                    self.programs[name] = jax.jit(function, donate_argnums=donate).lower(*shapes).compile()
+        return self.programs[name]
+
+    def _names(self, *, learning: bool) -> list[str]:
+        names = ["page", "act", "count", "store", "keys"]
+        if learning:
+            names += ["begin", "count terms"]
+            for name in ("publish", *(name for name, stage in self.stages.items() if stage.times)):
+                names += [name] if self._host is None else [f"draw {name}", f"run {name}"]
+        return names
+
+    def _definitions(self) -> dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...]]]:
+        """Name -> (function, arguments given away, shapes of the arguments)."""
+        config, agent, count = self.config, self.agent, jax.ShapeDtypeStruct((), jnp.int32)
+        state, replay = self.shapes(), self.replay_shapes()
+        learner, scene = state.learner, state.scenes[0]
+        flags = jax.ShapeDtypeStruct((config.round_steps, self._size), jnp.bool_)
+        numbers = jax.ShapeDtypeStruct(flags.shape, jnp.float32)
+        page = jax.eval_shape(self._page)
+        blank = jax.ShapeDtypeStruct((*flags.shape, *self._shown.shape), self._shown.dtype)
+        frame = jax.ShapeDtypeStruct(blank.shape[1:], blank.dtype)
+        parts = (Part(page, frame, blank, numbers, numbers, flags, flags),) * config.groups
+        told = tuple(part._replace(page=None, following=None, last=None) for part in parts)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        placed = self._placed
+        sums = jax.eval_shape(self._begin, learner.agent, count)[1]
+        drawn = jax.eval_shape(lambda replay, key: material(agent, replay, key), replay, key)
+        selection = jax.eval_shape(agent.select, replay, key)
+        seen = jax.ShapeDtypeStruct((config.eval_episodes, *agent.observation.shape), self._shown.dtype)
+        judged = jax.ShapeDtypeStruct((config.eval_episodes, *self._shown.shape), self._shown.dtype)
+        found: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...]]] = {
+            "page": (self._page, (), ()),
+            "act": (
+                self._act,
+                (1, 2, 3),
+                (state.acting, *scene[:2], page, *scene[2:], key, jax.ShapeDtypeStruct((3,), jnp.int32)),
+            ),
+            "act greedily": (
+                self._act_greedily,
+                (1,),
+                (state.acting, seen, judged, jax.ShapeDtypeStruct((config.eval_episodes,), jnp.bool_), key, count),
+            ),
+            "keys": (self._keys_of, (), (key, count)),
+            "count": (self._count, (0,), (learner.tally, told, count)),
+            "store": (self._store, (0,), (replay, placed(parts))),
+            "begin": (self._begin, (0,), (learner.agent, count)),
+            "publish": (
+                lambda state, replay, key, number: self._publish(state, agent.select(replay, key), key, number),
+                (0,),
+                (learner.agent, replay, key, count),
+            ),
+            "draw publish": (agent.select, (), (replay, placed(key))),
+            "run publish": (self._publish, (0,), (learner.agent, selection, key, count)),
+            "count terms": (rounds.count_terms, (0,), (learner.tally, sums, count)),
+            "diagnose": (
+                lambda state, policy, replay, key: diagnose(agent, state, policy, material(agent, replay, key), key),
+                (),
+                (learner.agent, state.published, replay, key),
+            ),
+            "draw diagnose": (lambda replay, key: material(agent, replay, key), (), (replay, placed(key))),
+            "run diagnose": (lambda *arguments: diagnose(agent, *arguments), (), (learner.agent, state.published, drawn, key)),
+        }
+        for name, stage in self.stages.items():
+            if not stage.times:
+                continue
+            draw, run = _draw(stage), _run(stage)
+            found[name] = (_both(draw, run), (0,), (learner.agent, sums, replay, key, count))
+            found[f"draw {name}"] = (draw, (), (replay, placed(key), placed(count)))
+            found[f"run {name}"] = (run, (0,), (learner.agent, sums, jax.eval_shape(draw, replay, key, count), key, count))
+        return found
+
+    def _placed(self, tree: Any) -> Any:
+        """Shapes of what lies with the replay."""
+        if self._host is None:
+            return tree
+        placed = jax.sharding.SingleDeviceSharding(self._host)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), tree)
+
+    def _init(self, seed: Array) -> State:
         learner_key, actor_key = jax.random.split(jax.random.key(seed))
-        config, seen = self.config, self.environments.observation
-        learner, policy = rounds.init_learner(self.agent, learner_key, config.num_envs, config.replay_capacity, config.round_steps)
-        timestep = Timestep(jnp.zeros((config.num_envs, *seen.shape), seen.dtype), jnp.ones(config.num_envs, bool))
-        actor = self.agent.init_actor(config.num_envs, actor_key)
-        return learner, policy, jax.tree.map(jnp.copy, policy), actor, timestep
+        learner, policy = rounds.init_learner(self.agent, learner_key, self.config.num_envs)
+        width = (self._size, *self.agent.observation.shape) if self._stack else (self._size, 0)
+        scenes = tuple(
+            Scene(
+                self.agent.init_actor(self._size, jax.random.fold_in(actor_key, group)),
+                jnp.zeros(width, self._shown.dtype),
+                jnp.zeros((self._size, *self._shown.shape), self._shown.dtype),
+                jnp.ones(self._size, bool),
+            )
+            for group in range(self.config.groups)
+        )
+        published, evaluating = (jax.tree.map(jnp.copy, policy) for _ in range(2))
+        return State(learner, policy, published, evaluating, scenes)
+
+    def _page(self) -> Page:
+        shape = (self.config.round_steps, self._size)
+        frames = jnp.zeros((*shape, *self._shown.shape), self._shown.dtype)
+        return Page(frames, jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape))
+
+    def _act(
+        self, policy: Policy, actor: Actor, stack: Array, page: Page, frame: Array, first: Array, key: RandomKey, when: Array
+    ) -> tuple[Array, Actor, Array, Page]:
+        key = jax.random.fold_in(jax.random.fold_in(rounds.collection_key(key, when[0]), when[1]), when[2])
+        stack = push_frame(stack, frame, first) if self._stack else stack
+        seen = stack if self._stack else frame
+        action, prob, actor = self.agent.act(policy, actor, Timestep(seen, first), key)
+        written = Page(frame, first, action, prob)
+        return action, actor, stack, jax.tree.map(lambda rows, row: rows.at[when[1]].set(row), page, written)
+
+    def _act_greedily(
+        self, policy: Policy, stack: Array, frame: Array, first: Array, key: RandomKey, time: Array
+    ) -> tuple[Array, Array]:
+        seen = push_frame(stack, frame, first) if self._stack else frame
+        key = jax.random.fold_in(key, time)
+        return self.agent.act_greedily(policy, seen, self.config.eval_epsilon, key)[0], seen if self._stack else stack
+
+    def _keys_of(self, key: RandomKey, number: Array) -> tuple[RandomKey, ...]:
+        keys = jax.random.split(rounds.learning_key(key, number), 3)
+        return tuple(keys[i] for i in range(3))
+
+    def _count(self, tally: Tally, told: tuple[Part, ...], number: Array) -> Tally:
+        tally = rounds.reset_tally(tally, number % self.config.log_rounds == 0)
+        return rounds.count_episodes(tally, _side_by_side(told, "reward"), _side_by_side(told, "done"))
+
+    def _store(self, replay: Replay, parts: tuple[Part, ...]) -> Replay:
+        for group, (page, following, last, reward, discount, truncated, _) in enumerate(parts):
+            after = jnp.concatenate([page.frame[1:], following[None]])
+            after = jnp.where(truncated.reshape(*truncated.shape, *(1,) * (after.ndim - 2)), last, after)
+            steps = Transition(page.frame, page.action, reward, discount, page.behaviour_prob, after)
+            replay = add(replay, steps, truncated, page.first, group * self._size)
+        return replay
+
+    def _begin(self, state: AgentState, number: Array) -> tuple[AgentState, dict[str, Array]]:
+        return self.agent.begin(state, number), {name: jnp.zeros(()) for name in self.agent.terms}
+
+    def _publish(self, state: AgentState, selection: Any, key: RandomKey, number: Array) -> tuple[AgentState, Policy]:
+        agent_steps = (number + 1) * self.config.round_agent_steps
+        return self.agent.publish(state, selection, agent_steps, number, key)
+
+
+def _side_by_side(parts: tuple[Part, ...], name: str) -> Array:
+    return jnp.concatenate([getattr(part, name) for part in parts], axis=1)
+
+
+def _draw(stage: Stage) -> Callable[..., Any]:
+    return lambda replay, key, index: stage.draw(replay, jax.random.split(key, stage.times)[index])
+
+
+def _run(stage: Stage) -> Callable[..., Any]:
+    """A piece of a stage; the terms are summed as shares of its mean, so that what is not finite stays so."""
+
+    def run(state: AgentState, sums: dict[str, Array], drawn: Any, key: RandomKey, index: Array) -> Any:
+        state, terms = stage.run(state, drawn, jax.random.split(key, stage.times)[index])
+        return state, sums | {name: sums[name] + value / stage.times for name, value in terms.items()}
+
+    return run
+
+
+def _both(draw: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda state, sums, replay, key, index: run(state, sums, draw(replay, key, index), key, index)

@@ -118,3 +118,7 @@ class Bar:
                 highlight=False,
                 soft_wrap=True,
             )
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._progress.console.print(text, highlight=False, soft_wrap=True)

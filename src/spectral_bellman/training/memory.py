@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from spectral_bellman.training.config import TrainConfig
+
 
 class Memory(NamedTuple):
     """Bytes on the device that learns."""
@@ -21,27 +23,33 @@ class Memory(NamedTuple):
     """What a compiled round needs besides."""
     process: int
     """What this process holds already, where device and host share their memory."""
+    aside: bool = False
+    """Whether the replay lies in the host's memory, away from the device."""
 
     @property
     def total(self) -> int:
-        """All of it, at the peak."""
-        return self.replay + self.agent + self.working + self.process
+        """All of it on the device, at the peak."""
+        return (0 if self.aside else self.replay) + self.agent + self.working + self.process
 
 
 def estimate(loop: Any) -> Memory:
     """What a loop will need: its state by shapes, and the working memory that the compiler reports."""
     states = loop.shapes()
-    learners = [state[0] for state in states]
-    replay = sum(size(learner.replay) for learner in learners)
-    analysis = loop.loops[0].program(True).memory_analysis()
-    working = 0
-    if analysis is not None:
-        outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-        working = analysis.temp_size_in_bytes + outputs + analysis.generated_code_size_in_bytes
-    agent = learners[0].agent
-    parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // len(agent.theta)
+    replays = [part.replay_shapes() if loop.host else state[0].replay for part, state in zip(loop.loops, states, strict=True)]
+    replay, kept = size(replays), size(states)
+    agent = states[0][0].agent
+    # A seed's own axis comes first where seeds are vmapped.
+    seeds = len(agent.theta) if agent.theta.ndim == 2 else 1
+    parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // seeds
     process = resident() if jax.default_backend() == "cpu" else 0
-    return Memory(parameters, replay, size(states) - replay, working, process)
+    return Memory(
+        parameters=parameters,
+        replay=replay,
+        agent=kept if loop.host else kept - replay,
+        working=loop.loops[0].working(),
+        process=process,
+        aside=loop.host and loop.loops[0].config.replay_memory == "host" and jax.default_backend() != "cpu",
+    )
 
 
 def size(tree: Any) -> int:
@@ -52,8 +60,11 @@ def size(tree: Any) -> int:
 def limit() -> int | None:
     """Bytes that the device can hold, or what is free where it is the host; None if nobody says."""
     stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
+    return int(stats["bytes_limit"]) if stats and "bytes_limit" in stats else host_limit()
+
+
+def host_limit() -> int | None:
+    """Bytes of the host that this process may have; None if nobody says."""
     bounds = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
@@ -74,14 +85,21 @@ def resident() -> int:
         return 0
 
 
-def check(memory: Memory, capacity: int) -> None:
+def check(memory: Memory, config: TrainConfig) -> None:
     """Refuse a run that cannot fit, and say what would."""
-    bound = limit()
+    bound, capacity = limit(), config.replay_capacity
+    if memory.aside and (free := host_limit()) is not None and memory.replay > free:
+        raise ValueError(
+            f"the replay needs {show(memory.replay)} of the host's memory, and {show(free)} are there: "
+            f"--replay-capacity {int(0.95 * free / memory.replay * capacity)} would fit"
+        )
     if bound is None or memory.total <= bound:
         return
     rest = memory.total - memory.replay
-    fits = max(0, int(0.95 * (bound - rest) / max(memory.replay, 1) * capacity))
-    cure = f"--replay-capacity {fits:,} would fit" if fits else "fewer --seeds or smaller batches would"
+    fits = 0 if memory.aside else max(0, int(0.95 * (bound - rest) / max(memory.replay, 1) * capacity))
+    cure = f"--replay-capacity {fits} would fit" if fits else "fewer --seeds or smaller batches would"
+    if not memory.aside and config.atari and jax.default_backend() != "cpu":
+        cure += ", and --replay-memory host keeps it out of the accelerator"
     raise ValueError(
         f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and {show(bound)} are there: {cure}"
     )

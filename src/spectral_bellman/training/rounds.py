@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import Actor, Agent, AgentState, Policy, Timestep
 from spectral_bellman.environments.base import Environment
-from spectral_bellman.replay import Replay, Transition, add, init_replay
+from spectral_bellman.replay import Transition, add
 
 NEVER = jnp.iinfo(jnp.int32).max
 
@@ -39,7 +39,8 @@ class Learner(NamedTuple):
     """What learns and remembers."""
 
     agent: AgentState
-    replay: Replay
+    replay: Any
+    """A ``Replay``; None where it is kept apart."""
     tally: Tally
     key: Array
     """The key of the seed; every random number of round t comes from it and t."""
@@ -61,14 +62,14 @@ class Collected(NamedTuple):
     """(T, N) booleans."""
     done: Any
     """(T, N) booleans."""
+    first: Any
+    """(T, N) booleans: the observation begins an episode."""
 
 
-def init_learner(agent: Agent, key: RandomKey, num_envs: int, capacity: int, round_steps: int) -> tuple[Learner, Policy]:
-    """A learner with an empty replay, and the policy it publishes first."""
+def init_learner(agent: Agent, key: RandomKey, num_envs: int) -> tuple[Learner, Policy]:
+    """A learner without a replay, and the policy it publishes first."""
     agent_key, run_key = jax.random.split(key)
     state = agent.init(agent_key)
-    replay = init_replay(agent.observation, num_envs, capacity, round_steps)
-    shapes = jax.eval_shape(agent.learn, state, replay, jnp.int32(0), jnp.int32(0), run_key)[2]
     zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
     tally = Tally(
         running_return=jnp.zeros(num_envs),
@@ -79,10 +80,10 @@ def init_learner(agent: Agent, key: RandomKey, num_envs: int, capacity: int, rou
         recent_length=zero,
         last_return=jnp.full((), jnp.nan, jnp.float32),
         rounds=none,
-        terms={name: zero for name in shapes},
-        broken={name: jnp.full((), NEVER, jnp.int32) for name in shapes},
+        terms={name: zero for name in agent.terms},
+        broken={name: jnp.full((), NEVER, jnp.int32) for name in agent.terms},
     )
-    return Learner(state, replay, jax.tree.map(jnp.copy, tally), run_key), agent.init_policy(state)
+    return Learner(state, None, jax.tree.map(jnp.copy, tally), run_key), agent.init_policy(state)
 
 
 def init_scene(agent: Agent, environment: Environment, key: RandomKey, num_envs: int) -> Scene:
@@ -109,7 +110,7 @@ def collect(
         truncated = step.truncated & ~step.terminated
         discount = 1 - step.terminated.astype(jnp.float32)
         transition = Transition(observation, action, step.reward, discount, prob, step.observation)
-        return Scene(actor, states, Timestep(following, done)), Collected(transition, truncated, done)
+        return Scene(actor, states, Timestep(following, done)), Collected(transition, truncated, done, scene.timestep.first)
 
     return jax.lax.scan(one, scene, jax.random.split(key, steps))
 
@@ -125,20 +126,26 @@ def learn(
     learning: bool,
 ) -> tuple[Learner, Policy]:
     """Store a round's steps, count its episodes and, unless still warming up, learn from the replay and publish the next policy."""
-    tally = _count_episodes(_reset(learner.tally, round_number % log_rounds == 0), collected)
-    replay = add(learner.replay, collected.steps, collected.truncated)
+    tally = reset_tally(learner.tally, round_number % log_rounds == 0)
+    tally = count_episodes(tally, collected.steps.reward, collected.done)
+    replay = add(learner.replay, collected.steps, collected.truncated, collected.first)
     state = learner.agent
     if learning:
-        key = jax.random.fold_in(jax.random.fold_in(learner.key, round_number), 1)
+        key = learning_key(learner.key, round_number)
         agent_steps = (round_number + 1) * collected.done.size
         state, policy, terms = agent.learn(state, replay, agent_steps, round_number, key)
-        tally = _count_terms(tally, terms, round_number)
+        tally = count_terms(tally, {name: jnp.mean(values) for name, values in terms.items()}, round_number)
     return Learner(state, replay, tally, learner.key), policy
 
 
 def collection_key(key: RandomKey, round_number: Int[Array, ""]) -> RandomKey:
     """The key for acting and stepping in a round, from that of the seed."""
     return jax.random.fold_in(jax.random.fold_in(key, round_number), 0)
+
+
+def learning_key(key: RandomKey, round_number: Int[Array, ""]) -> RandomKey:
+    """The key for learning in a round, from that of the seed."""
+    return jax.random.fold_in(jax.random.fold_in(key, round_number), 1)
 
 
 def select(mask: Bool[Array, " N"], new: Array, old: Array) -> Array:
@@ -148,13 +155,16 @@ def select(mask: Bool[Array, " N"], new: Array, old: Array) -> Array:
     return jnp.where(mask.reshape(mask.shape + (1,) * (old.ndim - 1)), new, old)
 
 
-def _reset(tally: Tally, due: Bool[Array, ""]) -> Tally:
+def reset_tally(tally: Tally, due: Bool[Array, ""]) -> Tally:
+    """The tally with what was counted since the last log line set to zero, if one is due."""
     recent = (tally.recent_episodes, tally.recent_return, tally.recent_length, tally.rounds, tally.terms)
     episodes, returns, lengths, rounds, terms = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), recent)
     return tally._replace(recent_episodes=episodes, recent_return=returns, recent_length=lengths, rounds=rounds, terms=terms)
 
 
-def _count_episodes(tally: Tally, collected: Collected) -> Tally:
+def count_episodes(tally: Tally, reward: Float[Array, "T N"], done: Bool[Array, "T N"]) -> Tally:
+    """The tally with the episodes of a round."""
+
     def one(tally: Tally, step: tuple[Array, Array]) -> tuple[Tally, None]:
         reward, done = step
         returns, lengths = tally.running_return + reward, tally.running_length + 1
@@ -170,16 +180,17 @@ def _count_episodes(tally: Tally, collected: Collected) -> Tally:
             last_return=jnp.where(finished > 0, total / jnp.maximum(finished, 1).astype(jnp.float32), tally.last_return),
         ), None
 
-    return jax.lax.scan(one, tally, (collected.steps.reward, collected.done))[0]
+    return jax.lax.scan(one, tally, (reward, done))[0]
 
 
-def _count_terms(tally: Tally, terms: dict[str, Array], round_number: Int[Array, ""]) -> Tally:
+def count_terms(tally: Tally, means: dict[str, Float[Array, ""]], round_number: Int[Array, ""]) -> Tally:
+    """The tally with the mean of each term in a round; what is not finite in one chunk makes the mean so."""
 
-    def first_broken(before: Array, values: Array) -> Array:
-        return jnp.where(jnp.all(jnp.isfinite(values)), before, jnp.minimum(before, round_number))
+    def first_broken(before: Array, value: Array) -> Array:
+        return jnp.where(jnp.isfinite(value), before, jnp.minimum(before, round_number))
 
     return tally._replace(
         rounds=tally.rounds + 1,
-        terms={name: tally.terms[name] + jnp.mean(values) for name, values in terms.items()},
-        broken={name: first_broken(tally.broken[name], values) for name, values in terms.items()},
+        terms={name: tally.terms[name] + value for name, value in means.items()},
+        broken={name: first_broken(tally.broken[name], value) for name, value in means.items()},
     )

@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +17,23 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
+from rich.progress import Progress
 
 from spectral_bellman.agents.presets import preset_settings
 from spectral_bellman.analysis.provenance import provenance, write_json
-from spectral_bellman.environments import DeepSea, Made, make
-from spectral_bellman.training import checkpoint, memory
+from spectral_bellman.environments import DeepSea, GymEnvironments, Made, make
+from spectral_bellman.environments.atari import AtariEnvironments, AtariProtocol
+from spectral_bellman.environments.gym import HostEnvironments
+from spectral_bellman.training import checkpoint, memory, segments
 from spectral_bellman.training.config import TrainConfig, override, read_config
 from spectral_bellman.training.device_loop import DeviceLoop
-from spectral_bellman.training.host_loop import HostLoop
+from spectral_bellman.training.host_loop import HostLoop, Opener
 from spectral_bellman.training.logs import Bar, MetricsLog
 from spectral_bellman.training.rounds import NEVER
 from spectral_bellman.training.seeds import Seeds
+
+CLOCK = ("wall_s", "frames_per_s", "checkpoint_s", "checkpoint_mb")
+"""What a line of the log says about time and cost, which no two runs share."""
 
 
 class Result(NamedTuple):
@@ -59,6 +67,13 @@ def train(preset: str, env: Any, *, out: str | Path, console: Console | None = N
 def configure(preset: str, made: Made, settings: dict[str, Any]) -> TrainConfig:
     """The preset's settings on this environment, changed by ``settings``."""
     run, agent = preset_settings(preset, made.family)
+    if made.game:
+        run |= {"atari": AtariProtocol()}
+        if jax.default_backend() == "cpu":  # fewer emulators and shorter rounds, at as many samples per agent step
+            run |= {"num_envs": 16, "round_steps": 16}
+            agent = dataclasses.replace(
+                agent, representation_steps=-(-agent.representation_steps // 16), q_steps=-(-agent.q_steps // 16)
+            )
     if isinstance(made.device, DeepSea):  # whose episodes all have one length: a round is one of them
         size = made.device.size
         run |= {"round_steps": size, "frames": 300 * size, "replay_capacity": 500 * size}
@@ -73,11 +88,19 @@ def start(config: TrainConfig, made: Made, folder: Path, console: Console) -> Re
     config = config.resolved()
     _keep_compiled(folder)
     loop = build(config, made)
-    memory.check(memory.estimate(loop), config.replay_capacity)
+    need = memory.estimate(loop)
+    memory.check(need, config)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
         log = MetricsLog(folder, config)
         write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
+        if config.atari:
+            clip = f"clipped to ±{config.agent.reward_clip:g}" if config.agent.reward_clip else "not clipped"
+            _say(console, f"{config.env}: {config.atari}; {clip} when learned from")
+            kept = (
+                f"what is new of a replay of up to {memory.show(need.replay)}" if config.checkpoint_replay == "on" else "no replay"
+            )
+            _say(console, f"a checkpoint every {config.checkpoint_minutes:g} minutes, with {kept} (--checkpoint-replay on or off)")
         loop.init()
         return _go(config, loop, folder, log, 0, 0.0, console)
 
@@ -101,37 +124,104 @@ def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, co
         loop = build(config, made)
         number, seconds, position = 0, 0.0, 0
         try:
-            path, state, info = checkpoint.load_newest(folder / "checkpoints", loop.shapes(), lambda text: warn(console, text))
+            path, info, problems = load(folder, loop, console)
         except FileNotFoundError:
             warn(console, f"{folder} has no checkpoint yet: the run begins again")
             loop.init()
         else:
             _compare_versions(info["versions"], console)
             number, seconds, position = info["round"], info["wall_s"], info["log_bytes"]
-            for problem in loop.restore(state, info["extra"]):
+            for problem in problems:
                 warn(console, problem)
-            console.print(
-                f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})", highlight=False
-            )
+            _say(console, f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})")
         if frames is not None:
             write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
         return _go(config, loop, folder, MetricsLog(folder, config, position), number, seconds, console)
 
 
+def load(folder: Path, loop: Seeds, console: Console) -> tuple[Path, dict[str, Any], list[str]]:
+    """Bring a loop back from the newest whole checkpoint: its path, its info, and what did not come back."""
+    problems: list[str] = []
+
+    def read(path: Path) -> tuple[Any, dict[str, Any], list[Any]]:
+        info = checkpoint.read_info(path)
+        replays = [
+            segments.load(_segments(folder, part), manifest, part.replay_shapes(), part.replay_device)
+            for part, manifest in zip(loop.loops, info["replay"], strict=False)
+        ]
+        return checkpoint.load(path, loop.shapes()), info, replays
+
+    path, (states, info, replays) = checkpoint.newest(folder / "checkpoints", read, lambda text: warn(console, text))
+    if not loop.host:
+        for part, state in zip(loop.loops, states, strict=True):
+            part.restore(state)
+        return path, info, problems
+    if not replays:
+        problems.append(
+            "the replay was not kept (--checkpoint-replay off): the environments begin new episodes, and learning waits until "
+            f"{loop.loops[0].config.agent.warmup_steps:,} agent steps have filled it anew, so that it is another run from here"
+        )
+        replays = [None] * len(loop.loops)
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        task = progress.add_task("replaying the actions of the running episodes", total=len(loop.loops))
+        for part, state, extra, replay in zip(loop.loops, states, info["extra"], replays, strict=True):
+            problem = part.restore(state, extra, replay, functools.partial(progress.advance, task))
+            problems += [problem] if problem else []
+        for part, manifest in zip(loop.loops, info["replay"], strict=False):
+            part.manifest = manifest
+    return path, info, problems
+
+
+def load_policies(folder: Path, loop: Seeds, name: str | None, console: Console) -> tuple[Path, dict[str, Any]]:
+    """Give a loop the policies of a checkpoint, the newest whole one if not named; its path and its info."""
+    checkpoints = folder / "checkpoints"
+    if name is None:
+        path, states, info = checkpoint.load_newest(checkpoints, loop.shapes(), lambda text: warn(console, text))
+    elif (checkpoints / name).is_dir():
+        path = checkpoints / name
+        states, info = checkpoint.load(path, loop.shapes()), checkpoint.read_info(path)
+    else:
+        known = ", ".join(p.name for p in checkpoint.candidates(checkpoints))
+        raise FileNotFoundError(f"{checkpoints / name} does not exist; there are {known}")
+    for part, state in zip(loop.loops, states, strict=True):
+        if loop.host:
+            part.adopt(state, info["round"])
+        else:
+            part.restore(state)
+    return path, info
+
+
 def build(config: TrainConfig, made: Made) -> Seeds:
     """The loop for an environment: on the device if it is written in JAX, else on the host."""
-    device, host = made.device, made.host
+    device = made.device
     if device is not None:
         return Seeds(config, lambda part: DeviceLoop(part, device))
-    assert host is not None
-    return Seeds(config, lambda part: HostLoop(part, made.name, host))
+    opener = host_opener(config, made)
+    return Seeds(config, lambda part: HostLoop(part, made.name, opener), host=True)
+
+
+def host_opener(config: TrainConfig, made: Made) -> Opener:
+    """Opens environments on the host."""
+    host, game = made.host, made.game
+    threads = max(1, (config.cores or os.cpu_count() or 1) // config.seeds)
+
+    def opener(seed: int, indices: Sequence[int], stream: int) -> HostEnvironments:
+        if game is not None:
+            return AtariEnvironments(game, config.atari or AtariProtocol(), seed, indices, threads, stream)
+        assert host is not None
+        return GymEnvironments(made.name, host, [seed], len(indices), stream)
+
+    return opener
 
 
 def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number: int, seconds: float, console: Console) -> Result:
     """Rounds ``number`` to the last, with log lines, evaluations and checkpoints on the way."""
     began, last_saved, last_round, last_time = time.monotonic() - seconds, time.monotonic(), number, time.monotonic()
+    cost: dict[str, float] = {}
 
     def save() -> None:
+        start = time.monotonic()
+        _write_evaluations(log, config, loop, began)
         info = {
             "round": number,
             "wall_s": time.monotonic() - began,
@@ -139,7 +229,14 @@ def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number:
             "extra": loop.extra(),
             "versions": _versions(),
         }
-        checkpoint.save(folder / "checkpoints", number, loop.state, info, config.checkpoint_keep)
+        written = _save(folder, number, loop, config, info)
+        cost.update(checkpoint_s=round(time.monotonic() - start, 3), checkpoint_mb=round(written / 1e6, 1))
+        if cost["checkpoint_s"] >= 1:
+            share = cost["checkpoint_s"] / max(time.monotonic() - last_saved, 1e-9)
+            bar.say(
+                f"checkpoint at {number * config.round_frames:,} frames: {written / 1e6:,.0f} MB in {cost['checkpoint_s']:.1f} s, "
+                f"{share:.1%} of the time since the last"
+            )
 
     with (
         _stop_signals() as stop,
@@ -147,37 +244,89 @@ def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number:
         contextlib.closing(loop),
         contextlib.closing(log),
     ):
-        while number < config.rounds and not stop.is_set():
-            loop.run_round(number)
+        while number < config.rounds:
+            stopping = stop.is_set()
+            if stopping and not loop.ahead:
+                break
+            ending = number + 1 == config.rounds
+            logging = (number + 1) % config.log_rounds == 0 or ending
+            saving = logging and (time.monotonic() - last_saved) / 60 >= config.checkpoint_minutes
+            # Environments on the host go on while we learn, unless they must stand still to be saved.
+            loop.run_round(number, ahead=not (saving or stopping or ending))
             number += 1
-            if number % config.log_rounds and number < config.rounds:
+            if not logging:
                 continue
             tally = loop.tally()
             _refuse_broken(tally.broken, number, config, loop, folder)
             frames, now = number * config.round_frames, time.monotonic()
             speed = (number - last_round) * config.round_frames * config.seeds / (now - last_time)
             diagnostics = loop.diagnostics(number) if config.learns(number - 1) else {}
-            evaluated = loop.evaluate(number) if number % config.eval_rounds == 0 or number == config.rounds else None
+            if number % config.eval_rounds == 0 or ending:
+                loop.start_evaluation(number)
+            evaluated = _write_evaluations(log, config, loop, began, number)
             for i in range(config.seeds):
-                record = _record(config, tally, i, number, diagnostics, evaluated)
+                record = _record(config, tally, i, number, diagnostics) | evaluated.get(i, {}) | cost
                 log.write({**record, "wall_s": round(now - began, 3), "frames_per_s": round(speed / config.seeds, 1)})
+            cost.clear()
             bar.update(frames, speed, [float(x) for x in tally.last_return])
             last_round, last_time = number, time.monotonic()
-            if (time.monotonic() - last_saved) / 60 >= config.checkpoint_minutes:
+            if saving and not ending:
                 save()
                 last_saved = time.monotonic()
+        if number == config.rounds:
+            _write_evaluations(log, config, loop, began, wait=True)
         save()
         summary = {} if number < config.rounds else _summarise(config, number, folder, time.monotonic() - began)
         if summary:
             write_json(folder / "summary.json", summary)
     if not summary:
-        console.print(
-            f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on", highlight=False
-        )
+        _say(console, f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on")
     return Result(folder, summary)
 
 
-def _record(config: TrainConfig, tally: Any, i: int, number: int, diagnostics: dict[str, Any], evaluated: Any) -> dict[str, Any]:
+def _save(folder: Path, number: int, loop: Seeds, config: TrainConfig, info: dict[str, Any]) -> int:
+    """Write a checkpoint, and of replays on the host's side only what is new; the bytes written."""
+    checkpoints, manifests, written = folder / "checkpoints", [], 0
+    if loop.host and config.checkpoint_replay == "on":
+        for part in loop.loops:
+            saved = segments.save(_segments(folder, part), number, part.replay, part.manifest)
+            part.manifest = saved.manifest
+            manifests.append(saved.manifest)
+            written += saved.bytes
+    path = checkpoint.save(checkpoints, number, loop.state, {**info, "replay": manifests}, config.checkpoint_keep)
+    kept = []
+    for old in checkpoint.candidates(checkpoints):
+        with contextlib.suppress(checkpoint.Damaged):
+            kept.append(checkpoint.read_info(old)["replay"])
+    for i, part in enumerate(loop.loops if manifests else ()):
+        segments.prune(_segments(folder, part), [replay[i] for replay in kept if replay])
+    return written + sum(file.stat().st_size for file in path.iterdir())
+
+
+def _segments(folder: Path, part: Any) -> Path:
+    return folder / "replay" / str(part.config.first_seed)
+
+
+def _write_evaluations(
+    log: MetricsLog, config: TrainConfig, loop: Seeds, began: float, now: int = -1, wait: bool = False
+) -> dict[int, dict[str, Any]]:
+    """Write a line for each evaluation that has ended; those of round ``now`` are returned, for the line that is written anyway."""
+    current = {}
+    for number, i, returns in loop.evaluated(wait):
+        ended = returns[~np.isnan(returns)]
+        found = {
+            "eval_return": float(np.mean(ended)) if len(ended) else None,
+            "eval_unfinished": float(np.mean(np.isnan(returns))),
+        }
+        if number == now:
+            current[i] = found
+        else:
+            place = {"seed": config.first_seed + i, "round": number, "frames": number * config.round_frames}
+            log.write({**place, **found, "wall_s": round(time.monotonic() - began, 3)})
+    return current
+
+
+def _record(config: TrainConfig, tally: Any, i: int, number: int, diagnostics: dict[str, Any]) -> dict[str, Any]:
     recent, learned = int(tally.recent_episodes[i]), int(tally.rounds[i])
     record: dict[str, Any] = {
         "seed": config.first_seed + i,
@@ -189,19 +338,16 @@ def _record(config: TrainConfig, tally: Any, i: int, number: int, diagnostics: d
     }
     if learned:
         record |= {f"loss/{name}": float(total[i]) / learned for name, total in tally.terms.items()}
-    record |= {f"diagnostic/{name}": float(values[i]) for name, values in diagnostics.items()}
-    if evaluated is not None:
-        ended = evaluated[i][~np.isnan(evaluated[i])]
-        record["eval_return"] = float(np.mean(ended)) if len(ended) else None
-        record["eval_unfinished"] = float(np.mean(np.isnan(evaluated[i])))
-    return record
+    return record | {f"diagnostic/{name}": float(values[i]) for name, values in diagnostics.items()}
 
 
 def _summarise(config: TrainConfig, number: int, folder: Path, seconds: float) -> dict[str, Any]:
     """The last known value of everything in the log, seed by seed."""
     seeds: dict[str, dict[str, Any]] = {}
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = {k: v for k, v in json.loads(line).items() if v is not None and k not in ("wall_s", "frames_per_s")}
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    # An evaluation may have been written after the lines of later rounds.
+    for full in sorted((json.loads(line) for line in lines), key=lambda record: int(record["frames"])):
+        record = {k: v for k, v in full.items() if v is not None and k not in CLOCK}
         seeds.setdefault(str(record["seed"]), {}).update(record)
     return {
         "preset": config.preset,
@@ -221,6 +367,8 @@ def _refuse_broken(broken: dict[str, Any], number: int, config: TrainConfig, loo
     if name is None or first[name] == NEVER:
         return
     seed = config.first_seed + int(np.argmin(broken[name]))
+    if loop.ahead:
+        loop.run_round(number)  # what is under way must end before the state can be kept
     kept = checkpoint.save(folder / "broken", number, loop.state, {"round": number, "term": name, "seed": seed})
     step = (first[name] + 1) * config.agent.updates
     raise Broken(
@@ -290,4 +438,8 @@ def _compare_versions(saved: dict[str, Any], console: Console) -> None:
 
 def warn(console: Console, text: str) -> None:
     """Say what is not as it should be, and go on."""
-    console.print(f"[yellow]warning:[/yellow] {text}", highlight=False, soft_wrap=True)
+    _say(console, f"[yellow]warning:[/yellow] {text}")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

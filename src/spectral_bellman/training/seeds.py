@@ -1,4 +1,4 @@
-"""Seeds side by side: vmapped on an accelerator, one after the other on a CPU.
+"""Seeds side by side: vmapped on an accelerator where the environment is there too, else a loop for each.
 
 On a CPU a batched product is no faster than its parts, and a batched factorisation (LAPACK under ``vmap``) can hang where there are
 few cores. So each seed has a loop of its own there, with one compiled program for all of them.
@@ -6,6 +6,7 @@ few cores. So each seed has a loop of its own there, with one compiled program f
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -30,19 +31,25 @@ def fold_keys(keys: jax.Array, *numbers: jax.Array | int) -> jax.Array:
 class Seeds:
     """The loops of a run, which look like one."""
 
-    def __init__(self, config: TrainConfig, build: Callable[[TrainConfig], Any]) -> None:
-        if jax.default_backend() == "cpu":
+    def __init__(self, config: TrainConfig, build: Callable[[TrainConfig], Any], *, host: bool = False) -> None:
+        """``host``: the environments are not the device's, and each seed has a loop of its own everywhere."""
+        on_cpu = jax.default_backend() == "cpu"
+        if host or on_cpu:
             numbers = range(config.first_seed, config.first_seed + config.seeds)
             self.loops = [build(dataclasses.replace(config, seeds=1, first_seed=number)) for number in numbers]
             for loop in self.loops[1:]:
                 loop.programs = self.loops[0].programs
         else:
             self.loops = [build(config)]
-        self.agent = self.loops[0].agent
+        self.host, self.agent = host, self.loops[0].agent
+        # On an accelerator the seeds' learners take turns piece by piece; on a CPU that would gain nothing.
+        together = host and not on_cpu and len(self.loops) > 1
+        self._pool = ThreadPoolExecutor(len(self.loops), thread_name_prefix="seed") if together else None
+        self.ahead = False
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """All there is to save."""
+        """All there is to save, besides the replays of environments on the host."""
         return tuple(loop.state for loop in self.loops)
 
     def shapes(self) -> tuple[Any, ...]:
@@ -54,10 +61,11 @@ class Seeds:
         for loop in self.loops:
             loop.init()
 
-    def run_round(self, number: int) -> None:
-        """Round ``number`` of every seed."""
-        for loop in self.loops:
-            loop.run_round(number)
+    def run_round(self, number: int, *, ahead: bool = False) -> None:
+        """Round ``number`` of every seed; ``ahead`` lets environments on the host go on into the next."""
+        self.ahead = ahead
+        for _ in (self._pool.map if self._pool else map)(lambda loop: loop.run_round(number, ahead=ahead), self.loops):
+            pass
 
     def tally(self) -> Any:
         """The tally of every seed."""
@@ -67,23 +75,30 @@ class Seeds:
         """Diagnostics of every seed."""
         return self._together("diagnostics", number)
 
-    def evaluate(self, number: int) -> Any:
-        """Returns of greedy episodes, (seeds, episodes)."""
-        return self._together("evaluate", number)
+    def start_evaluation(self, number: int) -> None:
+        """Begin greedy episodes with the policies published last."""
+        for loop in self.loops:
+            loop.start_evaluation(number)
+
+    def evaluated(self, wait: bool = False) -> list[tuple[int, int, Any]]:
+        """(number, which seed, returns (episodes,)) of the evaluations that have ended since the last call."""
+        ended, seed = [], 0
+        for loop in self.loops:
+            found = loop.evaluated(wait)
+            ended += [(number, seed + i, row) for number, returns in found for i, row in enumerate(returns)]
+            seed += loop.config.seeds
+        return ended
 
     def extra(self) -> list[dict[str, Any]]:
         """What a checkpoint needs besides the state."""
         return [loop.extra() for loop in self.loops]
 
-    def restore(self, states: tuple[Any, ...], extras: list[dict[str, Any]]) -> list[str]:
-        """Go on from a checkpoint; what went wrong, if anything."""
-        problems = [loop.restore(state, extra) for loop, state, extra in zip(self.loops, states, extras, strict=True)]
-        return [problem for problem in problems if problem]
-
     def close(self) -> None:
         """Close the loops."""
         for loop in self.loops:
             loop.close()
+        if self._pool:
+            self._pool.shutdown()
 
     def _together(self, method: str, *args: Any) -> Any:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *(getattr(loop, method)(*args) for loop in self.loops))
