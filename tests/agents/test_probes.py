@@ -12,6 +12,7 @@ from spectral_bellman.agents import Agent
 from spectral_bellman.agents.presets import PRESETS, preset_settings
 from spectral_bellman.agents.representation import features
 from spectral_bellman.environments.probes import answers, probes
+from spectral_bellman.replay import init_replay
 from spectral_bellman.training import rounds
 
 NUM_ENVS, STEPS = 16, 8
@@ -46,7 +47,8 @@ VARIANTS = {
 def train(agent: Agent, probe, key, number_of_rounds: int):
     """The agent and policy after some rounds on one probe; vmapped over probes, all of them are one program."""
     learner_key, scene_key = jax.random.split(key)
-    learner, policy = rounds.init_learner(agent, learner_key, NUM_ENVS, 2_000, STEPS)
+    learner, policy = rounds.init_learner(agent, learner_key, NUM_ENVS)
+    learner = learner._replace(replay=init_replay(agent.observation, NUM_ENVS, 2_000, STEPS))
     scene = rounds.init_scene(agent, probe, scene_key, NUM_ENVS)
 
     def one(carry, number):

@@ -140,7 +140,7 @@ def test_layers_of_a_network_are_drawn_apart():
             assert abs(np.corrcoef(weights[i].ravel(), weights[j].ravel())[0, 1]) < 0.6
 
 
-@pytest.mark.parametrize(("size", "stride", "height", "width"), [(8, 4, 84, 84), (4, 2, 21, 18), (3, 1, 9, 7), (3, 2, 9, 9)])
+@pytest.mark.parametrize(("size", "stride", "height", "width"), [(8, 4, 84, 84), (4, 2, 21, 18), (3, 1, 9, 7)])
 def test_a_convolution_is_a_product_of_patches(size, stride, height, width):
     layer = started(eqx.nn.Conv2d(3, 5, size, stride, key=jax.random.key(0)), jax.random.key(1))
     layer = eqx.tree_at(lambda x: x.bias, layer, jax.random.normal(jax.random.key(2), layer.bias.shape))

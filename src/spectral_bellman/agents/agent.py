@@ -36,8 +36,8 @@ from spectral_bellman.replay import Replay, Rows, Transition, init_replay, rows,
 PREPARED_BYTES = 128 * 2**20
 """What the targets of one chunk of gradient steps, computed at once, may need for s' and φ(s', ·)."""
 
-AT_ONCE_BYTES = 8 * 2**20
-"""What the observations of a batch may need as floats; with more, the targets of a chunk are computed batch after batch."""
+LARGE_BYTES = 8 * 2**20
+"""From here on a gradient step is large enough to have a chunk of its own."""
 
 
 class AgentState(NamedTuple):
@@ -69,6 +69,8 @@ class Stage(NamedTuple):
     """A part of a round's learning, done so many times: draw from the replay, then learn from what was drawn."""
 
     times: int
+    steps: int
+    """Gradient steps each time."""
     draw: Callable[[Replay, RandomKey], Any]
     run: Callable[[AgentState, Any, RandomKey], tuple[AgentState, Terms]]
 
@@ -165,19 +167,19 @@ class Agent:
         due = round_number % self.config.target_rounds == 0
         return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
 
-    def stages(self, most: int = 0) -> tuple[Stage, Stage]:
-        """What is learned before the policy is published and what after, in chunks of at most ``most`` gradient steps; 0: any."""
+    def stages(self) -> tuple[Stage, Stage]:
+        """What is learned before the policy is published, and what after."""
         config = self.config
         if self.representation is None:
-            return self._stage(Phase(config.updates, self._prepare_q, self._update_td), most), Stage(0, _nothing, _nothing)
-        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation), most)
+            return self._stage(Phase(config.updates, self._prepare_q, self._update_td)), Stage(0, 0, _nothing, _nothing)
+        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation))
         if config.q_solver == "adam":
-            return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta), most), after
+            return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta)), after
 
         def draw(replay: Replay, key: RandomKey) -> Rows:
             return rows(replay, key, config.precision_samples)
 
-        return Stage(1, draw, lambda state, selection, _: (self._regress(state, selection), {})), after
+        return Stage(1, 0, draw, lambda state, selection, _: (self._regress(state, selection), {})), after
 
     def select(self, replay: Replay, key: RandomKey) -> Rows | None:
         """The transitions that Σ is made of; None for those who explore without it."""
@@ -193,29 +195,18 @@ class Agent:
             posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge
         )
 
-    def _stage(self, phase: Phase, most: int) -> Stage:
+    def _stage(self, phase: Phase) -> Stage:
         """The steps of a phase in chunks, whose targets are computed at once."""
         if not phase.steps:
-            return Stage(0, _nothing, _nothing)
+            return Stage(0, 0, _nothing, _nothing)
         per_step = self.config.batch * (self.num_actions * self.config.dimension + math.prod(self.observation.shape)) * 4
-        most = min(most or phase.steps, max(1, PREPARED_BYTES // per_step))
-        chunk = max(c for c in range(1, min(most, phase.steps) + 1) if phase.steps % c == 0)
+        chunk = 1 if per_step >= LARGE_BYTES else largest_divisor(phase.steps, PREPARED_BYTES // per_step)
 
         def draw(replay: Replay, key: RandomKey) -> Transition:
             return sample(replay, jax.random.split(key)[0], (chunk, self.config.batch))
 
-        def prepare(state: AgentState, batches: Transition, key: RandomKey) -> Any:
-            if self.config.batch * math.prod(self.observation.shape) * 4 <= AT_ONCE_BYTES:
-                return phase.prepare(state, batches, key)
-
-            def one(inputs: tuple[Transition, RandomKey]) -> Any:
-                batch, key = inputs
-                return jax.tree.map(lambda x: x[0], phase.prepare(state, jax.tree.map(lambda x: x[None], batch), key))
-
-            return jax.lax.map(one, (batches, jax.random.split(key, chunk)))
-
         def run(state: AgentState, batches: Transition, key: RandomKey) -> tuple[AgentState, Terms]:
-            prepared = prepare(state, batches, jax.random.split(key)[1])
+            prepared = phase.prepare(state, batches, jax.random.split(key)[1])
 
             def step(state: AgentState, inputs: tuple[Transition, Any]) -> tuple[AgentState, None]:
                 return phase.update(state, *inputs)[0], None
@@ -225,7 +216,7 @@ class Agent:
             state, terms, _ = phase.update(state, *jax.tree.map(lambda x: x[-1], (batches, prepared)))
             return state, terms
 
-        return Stage(phase.steps // chunk, draw, run)
+        return Stage(phase.steps // chunk, chunk, draw, run)
 
     def _regress(self, state: AgentState, selection: Rows) -> AgentState:
         phi = features_taken(state.network, selection.transitions, self.config)
@@ -324,6 +315,11 @@ class Agent:
 
     def _target_backup(self, backup: Any) -> Any:
         return backup if self.config.representation == "pvn" else ()
+
+
+def largest_divisor(number: int, bound: int) -> int:
+    """The largest divisor of a number that is at most ``bound``; 1 if there is none."""
+    return max((c for c in range(1, min(number, bound) + 1) if number % c == 0), default=1)
 
 
 def _nothing(*_: Any) -> Any:

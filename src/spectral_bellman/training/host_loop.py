@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import Actor, Agent, AgentState, Policy, Timestep
-from spectral_bellman.agents.agent import Stage
+from spectral_bellman.agents.agent import Stage, largest_divisor
 from spectral_bellman.agents.diagnostics import diagnose, material
 from spectral_bellman.environments.gym import HostEnvironments
 from spectral_bellman.replay import Replay, Transition, add, init_replay, push_frame
@@ -109,8 +109,12 @@ class HostLoop:
         observation = jax.ShapeDtypeStruct((self._stack, *shown.shape) if self._stack else shown.shape, shown.dtype)
         self.agent = Agent(config.agent, observation, one.num_actions)
         one.close()
-        self.stages = dict(zip(("before", "after"), self.agent.stages(config.dispatch_steps), strict=True))
-        self.programs: dict[str, Any] = {}
+        self.pieces = {
+            name: Pieces(stage, config.dispatch_steps)
+            for name, stage in zip(("before", "after"), self.agent.stages(), strict=True)
+            if stage.times
+        }
+        self.programs: dict[str, Future[Any]] = {}
         self._host = jax.devices("cpu")[0] if config.replay_memory == "host" else None
         self.manifest: Any = None
         """What the replay was saved as last."""
@@ -284,9 +288,11 @@ class HostLoop:
 
     def working(self) -> int:
         """Bytes that the compiled programs need besides the state; compiles them."""
-        most = 0
-        for name in self._names(learning=True):
-            analysis = self._compiled(name).memory_analysis()
+        most, names = 0, self._names(learning=True)
+        with ThreadPoolExecutor(len(names)) as pool:
+            programs = list(pool.map(self._compiled, names))
+        for program in programs:
+            analysis = program.memory_analysis()
             if analysis is not None:
                 outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
                 most = max(most, analysis.temp_size_in_bytes + outputs)
@@ -309,6 +315,8 @@ class HostLoop:
             environments.close()
 
     def _open_all(self) -> None:
+        if self.environments:
+            return
         indices = np.arange(self.config.num_envs).reshape(self.config.groups, self._size)
         self.environments = [self._open(self.config.first_seed, [int(i) for i in part], 0) for part in indices]
 
@@ -381,7 +389,7 @@ class HostLoop:
     def _run(self, name: str, state: AgentState, sums: Any, replay: Replay, key: Any, there: Any) -> tuple[AgentState, Any]:
         """The pieces of a stage, with few of them waiting on the device."""
         waiting: collections.deque[Any] = collections.deque()
-        for i in range(self.stages[name].times):
+        for i in range(self.pieces[name].count if name in self.pieces else 0):
             index = np.int32(i)
             if self._host is None:
                 state, sums = self._program(name, state, sums, replay, key, index)
@@ -418,21 +426,38 @@ class HostLoop:
     # What is compiled. Arguments are named in the order of the calls above.
 
     def _program(self, name: str, *arguments: Any) -> Any:
-        return self._compiled(name)(*arguments)
+        future = self.programs.get(name)
+        return (future.result() if future else self._compiled(name))(*arguments)
 
     def _compiled(self, name: str) -> Any:
-        if name not in self.programs:
-            with self._compiling:
-                if name not in self.programs:
-                    function, donate, shapes = self._definitions()[name]
-                    self.programs[name] = jax.jit(function, donate_argnums=donate).lower(*shapes).compile()
-        return self.programs[name]
+        with self._compiling:
+            first = name not in self.programs
+            future = self.programs.setdefault(name, Future())
+        if first:
+            _settle(future, lambda: self._lowered(name).compile())
+        return future.result()
+
+    def _lowered(self, name: str) -> Any:
+        function, donate, shapes = self._definitions()[name]
+        return jax.jit(function, donate_argnums=donate).lower(*shapes)
+
+    def prepare(self) -> None:
+        """Compile what training needs, all at once, and open the environments meanwhile."""
+        names = [name for name in self._names(learning=True) if name not in self.programs]
+        lowered = {name: self._lowered(name) for name in names}
+        self.programs.update({name: Future() for name in names})
+        # Opening emulators holds Python up, but not the compiler.
+        with ThreadPoolExecutor(len(names) + 1) as pool:
+            done = [pool.submit(_settle, self.programs[name], program.compile) for name, program in lowered.items()]
+            self._open_all()
+            for future in done:
+                future.result()
 
     def _names(self, *, learning: bool) -> list[str]:
         names = ["page", "act", "count", "store", "keys"]
         if learning:
             names += ["begin", "count terms"]
-            for name in ("publish", *(name for name, stage in self.stages.items() if stage.times)):
+            for name in ("publish", *self.pieces):
                 names += [name] if self._host is None else [f"draw {name}", f"run {name}"]
         return names
 
@@ -487,13 +512,11 @@ class HostLoop:
             "draw diagnose": (lambda replay, key: material(agent, replay, key), (), (replay, placed(key))),
             "run diagnose": (lambda *arguments: diagnose(agent, *arguments), (), (learner.agent, state.published, drawn, key)),
         }
-        for name, stage in self.stages.items():
-            if not stage.times:
-                continue
-            draw, run = _draw(stage), _run(stage)
-            found[name] = (_both(draw, run), (0,), (learner.agent, sums, replay, key, count))
-            found[f"draw {name}"] = (draw, (), (replay, placed(key), placed(count)))
-            found[f"run {name}"] = (run, (0,), (learner.agent, sums, jax.eval_shape(draw, replay, key, count), key, count))
+        for name, piece in self.pieces.items():
+            found[name] = (piece.run_from, (0,), (learner.agent, sums, replay, key, count))
+            drawn = jax.eval_shape(piece.draw, replay, key, count)
+            found[f"draw {name}"] = (piece.draw, (), (replay, placed(key), placed(count)))
+            found[f"run {name}"] = (piece.run, (0,), (learner.agent, sums, drawn, key, count))
         return found
 
     def _placed(self, tree: Any) -> Any:
@@ -565,23 +588,47 @@ class HostLoop:
         return self.agent.publish(state, selection, agent_steps, number, key)
 
 
+def _settle(future: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 def _side_by_side(parts: tuple[Part, ...], name: str) -> Array:
     return jnp.concatenate([getattr(part, name) for part in parts], axis=1)
 
 
-def _draw(stage: Stage) -> Callable[..., Any]:
-    return lambda replay, key, index: stage.draw(replay, jax.random.split(key, stage.times)[index])
+class Pieces:
+    """A stage of learning in pieces of at most so many gradient steps, 0 for any; each piece is sent to the device as one."""
 
+    def __init__(self, stage: Stage, most: int) -> None:
+        self._stage = stage
+        self._times = largest_divisor(stage.times, most // max(stage.steps, 1) if most else stage.times)
+        self.count = stage.times // self._times
 
-def _run(stage: Stage) -> Callable[..., Any]:
-    """A piece of a stage; the terms are summed as shares of its mean, so that what is not finite stays so."""
+    def _keys(self, key: RandomKey, index: Array) -> RandomKey:
+        return jax.lax.dynamic_slice_in_dim(jax.random.split(key, self._stage.times), index * self._times, self._times)
 
-    def run(state: AgentState, sums: dict[str, Array], drawn: Any, key: RandomKey, index: Array) -> Any:
-        state, terms = stage.run(state, drawn, jax.random.split(key, stage.times)[index])
-        return state, sums | {name: sums[name] + value / stage.times for name, value in terms.items()}
+    def draw(self, replay: Replay, key: RandomKey, index: Array) -> Any:
+        """All that piece ``index`` learns from."""
+        return jax.lax.map(lambda key: self._stage.draw(replay, key), self._keys(key, index))
 
-    return run
+    def run(self, state: AgentState, sums: dict[str, Array], drawn: Any, key: RandomKey, index: Array) -> Any:
+        """Learn from what was drawn."""
+        return self._scan(self._stage.run, state, sums, (drawn, self._keys(key, index)))
 
+    def run_from(self, state: AgentState, sums: dict[str, Array], replay: Replay, key: RandomKey, index: Array) -> Any:
+        """Draw and learn, in turn."""
 
-def _both(draw: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda state, sums, replay, key, index: run(state, sums, draw(replay, key, index), key, index)
+        def once(state: AgentState, key: RandomKey) -> tuple[AgentState, dict[str, Array]]:
+            return self._stage.run(state, self._stage.draw(replay, key), key)
+
+        return self._scan(once, state, sums, (self._keys(key, index),))
+
+    def _scan(self, once: Callable[..., Any], state: AgentState, sums: dict[str, Array], inputs: tuple[Any, ...]) -> Any:
+        # Terms are those of the last step, as shares of the stage's mean: nobody pays for those that are not read, and what is not
+        # finite stays so.
+        state, _ = jax.lax.scan(lambda s, x: (once(s, *x)[0], None), state, jax.tree.map(lambda x: x[:-1], inputs))
+        state, terms = once(state, *jax.tree.map(lambda x: x[-1], inputs))
+        return state, sums | {name: sums[name] + value / self.count for name, value in terms.items()}

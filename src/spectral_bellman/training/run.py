@@ -88,7 +88,9 @@ def start(config: TrainConfig, made: Made, folder: Path, console: Console) -> Re
     config = config.resolved()
     _keep_compiled(folder)
     loop = build(config, made)
-    need = memory.estimate(loop)
+    with console.status("compiling" + (f", and opening {config.num_envs * config.seeds} emulators" if made.game else "")):
+        loop.prepare()
+        need = memory.estimate(loop)
     memory.check(need, config)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one(folder):
@@ -122,6 +124,8 @@ def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, co
     with _only_one(folder):
         _keep_compiled(folder)
         loop = build(config, made)
+        with console.status("compiling"):
+            loop.prepare()
         number, seconds, position = 0, 0.0, 0
         try:
             path, info, problems = load(folder, loop, console)

@@ -56,6 +56,11 @@ class Seeds:
         """The state as shapes, nothing allocated."""
         return tuple(loop.shapes() for loop in self.loops)
 
+    def prepare(self) -> None:
+        """Compile, and open the environments of the host, at once: both take long."""
+        if self.host:
+            self.loops[0].prepare()
+
     def init(self) -> None:
         """A state before the first round."""
         for loop in self.loops:
