@@ -34,6 +34,9 @@ def train(arguments: list[str]) -> None:
     ]
     preset = next(iter(words), None)
     env = _value(arguments, "--env")
+    if env is not None and "," in env and not {"-h", "--help"} & set(arguments):
+        _train_several(preset or "", env, arguments)
+        return
     made = None
     if preset is None or env is None:
         if not {"-h", "--help"} & set(arguments):
@@ -70,15 +73,34 @@ def train(arguments: list[str]) -> None:
     _say_result(result, console)
 
 
+def _train_several(preset: str, names: str, arguments: list[str]) -> None:
+    """``--env atari/pong,boxing``: a run of each, side by side."""
+    from spectral_bellman.environments import make
+    from spectral_bellman.training.several import cores_for_each, environments_in, side_by_side
+
+    made = [make(name).name for name in environments_in(names)]
+    out = Path(_value(arguments, "--out") or f"out/{preset}")
+    rest = _without(_without(arguments, "--env"), "--out")
+    if _value(rest, "--cores") is None:
+        rest += ["--cores", str(cores_for_each(len(made)))]
+    side_by_side({name: ["train", *rest, "--env", name, "--out", str(out / name.replace("/", "-"))] for name in made}, Console())
+
+
 def resume(folder: tyro.conf.Positional[Path], frames: int | None = None) -> None:
-    """Go on with a run from its newest whole checkpoint.
+    """Go on with a run from its newest whole checkpoint, or with all the runs in a folder, side by side.
 
     Args:
-      folder: the run's folder.
+      folder: the run's folder, or one with runs in it.
       frames: a new length, to go on past the old end.
     """
+    from spectral_bellman.analysis.runs import find_runs
     from spectral_bellman.training.run import resume
+    from spectral_bellman.training.several import side_by_side
 
+    if folder.is_dir() and not (folder / "config.json").exists() and any(folder.glob("*/config.json")):
+        longer = [] if frames is None else ["--frames", str(frames)]
+        side_by_side({run.name: ["resume", str(run), *longer] for run in find_runs([folder])}, Console())
+        return
     _say_result(resume(folder, frames=frames), Console())
 
 
@@ -204,6 +226,16 @@ def _value(arguments: list[str], flag: str) -> str | None:
         if argument.startswith(flag + "="):
             return argument.partition("=")[2]
     return None
+
+
+def _without(arguments: list[str], flag: str) -> list[str]:
+    """The arguments without a flag and its value."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != flag and not argument.startswith(flag + "="):
+            kept.append(argument)
+        skip = not skip and argument == flag
+    return kept
 
 
 def _describe(config: Any, loop: Any, folder: Path, console: Console) -> None:

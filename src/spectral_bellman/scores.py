@@ -104,7 +104,7 @@ def rom_name(name: str) -> str:
     Case, spaces and punctuation do not matter, so the spelling may be the paper's, Gymnasium's (``ALE/MontezumaRevenge-v5``) or
     that of an environment here (``atari/montezuma_revenge``).
     """
-    game = re.sub(r"^(atari/|(gym/)?ale/)|-v\d+$", "", name.strip().lower())
+    game = re.sub(r"^((atari|gym|ale)/)+|-v\d+$", "", name.strip().lower())
     spellings = (_letters(game), _letters(re.sub(r"['’]s\b", "", game)))
     if rom := _find(spellings, tuple(HUMAN)):
         return rom

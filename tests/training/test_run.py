@@ -24,7 +24,7 @@ from spectral_bellman.training.config import TrainConfig, override, read_config
 from spectral_bellman.training.run import build, configure
 
 QUIET = Console(quiet=True)
-WALL_CLOCK = ("wall_s", "frames_per_s")
+WALL_CLOCK = ("wall_s", "frames_per_s", "checkpoint_s", "checkpoint_mb")
 SMALL = {
     "hidden": (16,),
     "features": 8,
@@ -45,12 +45,35 @@ RUNS = {
         {"seeds": 2, "frames": 400, "num_envs": 2, "exploration": "propagated", "propagated_draws": 2},
     ),
     "host": ("sbm-dqn-ts", "gym/CartPole-v1", {"seeds": 2, "frames": 600, "num_envs": 3, "round_steps": 5, "replay_capacity": 200}),
+    "atari": (
+        "sbm-dqn-ts",
+        "atari/breakout",
+        {
+            "seeds": 1,
+            "frames": 2_400,
+            "log_frames": 160,
+            "num_envs": 4,
+            "groups": 2,
+            "round_steps": 5,
+            "replay_capacity": 200,
+            "dispatch_steps": 1,
+            "network": "mlp",
+            "episode_frames": 240,
+            "eval_frames": 800,
+            "eval_max_steps": 100,
+            "cores": 2,
+        },
+    ),
 }
 
 
 def metrics(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in WALL_CLOCK} for line in lines]
+    """What was logged of each seed at each point; an evaluation in the background has a line of its own, written when it ended."""
+    points: dict[tuple[int, int], dict] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = {k: v for k, v in json.loads(line).items() if k not in WALL_CLOCK}
+        points.setdefault((record["frames"], record["seed"]), {}).update(record)
+    return [points[place] for place in sorted(points)]
 
 
 def run(name: str, folder: Path, **changes):
@@ -125,7 +148,7 @@ def test_kill_minus_nine_changes_nothing(finished, tmp_path):
     folder, rng, kills = tmp_path / "run", np.random.default_rng(len(name)), 0
     for _ in range(3):
         process, before = child(folder, name), lines_in(folder)
-        goal = before + int(rng.integers(4, 30))
+        goal = before + int(rng.integers(2, 7) if name == "atari" else rng.integers(4, 30))
         while process.poll() is None and lines_in(folder) < goal:
             time.sleep(0.002)
         if process.poll() is None:

@@ -71,7 +71,7 @@ class AtariProtocol:
             "all 18 actions" if self.full_actions else "minimal actions",
             "terminal at the loss of a life" if self.life_loss_terminal else "no terminal at the loss of a life",
             "fire at the start" if self.fire_reset else "no fire at the start",
-            f"up to {self.noop_starts} no-ops at the start" if self.noop_starts else "no no-ops",
+            f"fewer than {self.noop_starts} no-ops at the start" if self.noop_starts else "no no-ops",
             f"{self.episode_frames:,} frames an episode",
             "rewards as they are",
         ]

@@ -6,7 +6,7 @@ the numbers and the actions of the running episode bring it back, to the bit if 
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import jax
@@ -30,6 +30,7 @@ class HostStep(NamedTuple):
     """Whether it begins an episode."""
 
 
+@runtime_checkable
 class HostEnvironments(Protocol):
     """Environments on the host that step together: what the loop for them needs."""
 

@@ -35,7 +35,7 @@ class TrainConfig:
     groups: int = 1
     """Environments on the host: groups that the environments are divided into, each choosing actions while the others step."""
     cores: int = 0
-    """Atari: threads that emulate, all seeds together; 0: as many as there are cores."""
+    """Atari: cores to emulate on, divided among the seeds; 0: all there are. Every group has so many threads."""
     dispatch_steps: int = 0
     """Environments on the host: gradient steps that are sent to the device at once, and that an action may wait for; 0: all."""
     replay_capacity: int = 100_000

@@ -130,6 +130,11 @@ class HostLoop:
         self._judged: HostEnvironments | None = None
 
     @property
+    def background(self) -> bool:
+        """Whether evaluations go on beside training: Python's environments would only take turns with it."""
+        return self._stack > 0
+
+    @property
     def state(self) -> State:
         """All there is to save besides the replay and the environments; no round may be under way."""
         assert not self._collecting, "a round is being collected: run the last one with ahead=False"
@@ -250,8 +255,8 @@ class HostLoop:
         for _, future in self._running():
             future.result()
         self._evaluate_later(number, jax.tree.map(jnp.copy, self._policies[self._number - 1].result()))
-        if not self._stack:
-            self._evaluations[-1].result()  # Python's environments would only take turns with training
+        if not self.background:
+            self._evaluations[-1].result()
 
     def evaluated(self, wait: bool = False) -> list[tuple[int, NDArray[Any]]]:
         """(number, returns (1, episodes)) of evaluations that have ended since the last call."""
@@ -607,7 +612,7 @@ class Pieces:
         self._times = largest_divisor(stage.times, most // max(stage.steps, 1) if most else stage.times)
         self.count = stage.times // self._times
 
-    def _keys(self, key: RandomKey, index: Array) -> RandomKey:
+    def _keys(self, key: RandomKey, index: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(jax.random.split(key, self._stage.times), index * self._times, self._times)
 
     def draw(self, replay: Replay, key: RandomKey, index: Array) -> Any:

@@ -58,7 +58,7 @@ def train(preset: str, env: Any, *, out: str | Path, console: Console | None = N
       env: a name of ``sbm envs``; an object with the ``Environment`` protocol; a ``gymnasium.Env``, or a function that makes one.
       out: the run's folder, which must not hold a run yet.
       console: where progress goes; a new one if not given.
-      settings: any field of ``TrainConfig`` or ``AgentConfig``.
+      settings: any field of ``TrainConfig``, ``AgentConfig`` or, for Atari, ``AtariProtocol``.
     """
     made = make(env)
     return start(configure(preset, made, settings), made, Path(out), console or Console())
@@ -70,10 +70,10 @@ def configure(preset: str, made: Made, settings: dict[str, Any]) -> TrainConfig:
     if made.game:
         run |= {"atari": AtariProtocol()}
         if jax.default_backend() == "cpu":  # fewer emulators and shorter rounds, at as many samples per agent step
+            fewer = run["num_envs"] * run["round_steps"] // (16 * 16)
             run |= {"num_envs": 16, "round_steps": 16}
-            agent = dataclasses.replace(
-                agent, representation_steps=-(-agent.representation_steps // 16), q_steps=-(-agent.q_steps // 16)
-            )
+            steps = {name: -(-getattr(agent, name) // fewer) for name in ("representation_steps", "q_steps")}
+            agent = dataclasses.replace(agent, **steps)
     if isinstance(made.device, DeepSea):  # whose episodes all have one length: a round is one of them
         size = made.device.size
         run |= {"round_steps": size, "frames": 300 * size, "replay_capacity": 500 * size}
@@ -267,7 +267,8 @@ def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number:
             diagnostics = loop.diagnostics(number) if config.learns(number - 1) else {}
             if number % config.eval_rounds == 0 or ending:
                 loop.start_evaluation(number)
-            evaluated = _write_evaluations(log, config, loop, began, number)
+            # What ends at an hour of its own has a line of its own, so that no line depends on it.
+            evaluated = _write_evaluations(log, config, loop, began, -1 if loop.background else number)
             for i in range(config.seeds):
                 record = _record(config, tally, i, number, diagnostics) | evaluated.get(i, {}) | cost
                 log.write({**record, "wall_s": round(now - began, 3), "frames_per_s": round(speed / config.seeds, 1)})

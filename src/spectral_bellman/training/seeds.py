@@ -42,6 +42,7 @@ class Seeds:
         else:
             self.loops = [build(config)]
         self.host, self.agent = host, self.loops[0].agent
+        self.background: bool = host and self.loops[0].background
         # On an accelerator the seeds' learners take turns piece by piece; on a CPU that would gain nothing.
         together = host and not on_cpu and len(self.loops) > 1
         self._pool = ThreadPoolExecutor(len(self.loops), thread_name_prefix="seed") if together else None
