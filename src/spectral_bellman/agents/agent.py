@@ -167,14 +167,14 @@ class Agent:
         due = round_number % self.config.target_rounds == 0
         return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
 
-    def stages(self) -> tuple[Stage, Stage]:
-        """What is learned before the policy is published, and what after."""
+    def stages(self, most: int = 0) -> tuple[Stage, Stage]:
+        """What is learned before the policy is published and what after, in chunks of at most ``most`` gradient steps; 0: any."""
         config = self.config
         if self.representation is None:
-            return self._stage(Phase(config.updates, self._prepare_q, self._update_td)), Stage(0, 0, _nothing, _nothing)
-        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation))
+            return self._stage(Phase(config.updates, self._prepare_q, self._update_td), most), Stage(0, 0, _nothing, _nothing)
+        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation), most)
         if config.q_solver == "adam":
-            return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta)), after
+            return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta), most), after
 
         def draw(replay: Replay, key: RandomKey) -> Rows:
             return rows(replay, key, config.precision_samples)
@@ -195,12 +195,13 @@ class Agent:
             posterior.add_scatter(scatter, phi * jnp.sqrt(selection.weight)[:, None]), self.config.ridge
         )
 
-    def _stage(self, phase: Phase) -> Stage:
+    def _stage(self, phase: Phase, most: int) -> Stage:
         """The steps of a phase in chunks, whose targets are computed at once."""
         if not phase.steps:
             return Stage(0, 0, _nothing, _nothing)
         per_step = self.config.batch * (self.num_actions * self.config.dimension + math.prod(self.observation.shape)) * 4
-        chunk = 1 if per_step >= LARGE_BYTES else largest_divisor(phase.steps, PREPARED_BYTES // per_step)
+        most = min(most or phase.steps, 1 if per_step >= LARGE_BYTES else PREPARED_BYTES // per_step)
+        chunk = largest_divisor(phase.steps, most)
 
         def draw(replay: Replay, key: RandomKey) -> Transition:
             return sample(replay, jax.random.split(key)[0], (chunk, self.config.batch))

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from spectral_bellman.environments.gym import HostStep
 
+NEVER = 10**9
+
 STRETCH = 32_000
 """Agent steps after which an environment is given a new seed at the end of its episode."""
 
@@ -92,7 +94,8 @@ class AtariProtocol:
             "full_action_space": self.full_actions,
             "use_fire_reset": self.fire_reset,
             "noop_max": self.noop_starts,
-            "max_num_frames_per_episode": self.episode_frames,
+            # Where the emulator cuts an episode, it does not look at the screen again: ``AtariEnvironments`` cuts it instead.
+            "max_num_frames_per_episode": NEVER,
             "grayscale": True,
             "stack_num": 1,
             "reward_clipping": False,
@@ -124,6 +127,7 @@ class AtariEnvironments:
         self._stretches = np.zeros(len(indices), int)
         self._actions = [bytearray() for _ in indices]
         self._lives = np.zeros(len(indices), np.int32)
+        self._frames = np.zeros(len(indices), int)
 
     def __len__(self) -> int:
         return len(self._seeds)
@@ -137,18 +141,28 @@ class AtariEnvironments:
         """One agent step of each, running or not: the emulators go together; an episode that ends is followed by the next."""
         for history, action in zip(self._actions, actions.tolist(), strict=True):
             history.append(action)
-        frames, reward, over, truncated, info = self.emulators.step(np.asarray(actions, np.int32))
-        first = over | truncated
+        observation, reward, over, cut, lost, following = self._advance(actions)
+        first = over | cut
+        worn = first & np.array([len(history) >= STRETCH for history in self._actions]) if first.any() else first
+        if worn.any():
+            self._stretches += worn
+            following = self._begin(worn)
+        return HostStep(observation, reward, over | lost, cut & ~lost, following, first)
+
+    def _advance(self, actions: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], ...]:
+        """A step of the emulators, the episodes that are long enough cut: s_t, reward, over, cut, life lost, what comes after."""
+        frames, reward, over, _, info = self.emulators.step(np.asarray(actions, np.int32))
         observation = following = frames[:, 0]
-        lost = info["lives"] < self._lives if self.protocol.life_loss_terminal else False
+        if over.any():
+            observation = np.where(over[:, None, None], info["final_obs"][:, 0], following)
+        lost = (info["lives"] < self._lives) & ~over & self.protocol.life_loss_terminal
+        self._frames = np.where(over, 0, self._frames + self.protocol.frame_skip)
         self._lives = info["lives"]
-        if first.any():
-            observation = np.where(first[:, None, None], info["final_obs"][:, 0], following)
-            worn = first & np.array([len(history) >= STRETCH for history in self._actions])
-            if worn.any():
-                self._stretches += worn
-                following = self._begin(worn)
-        return HostStep(observation, reward.astype(np.float32), over | lost, truncated & ~over, following, first)
+        cut = self._frames >= self.protocol.episode_frames
+        if cut.any():
+            frames, info = self.emulators.reset(options={"reset_mask": cut})
+            following, self._lives, self._frames = frames[:, 0], info["lives"], np.where(cut, 0, self._frames)
+        return observation, reward.astype(np.float32), over, cut, lost, following
 
     def save(self) -> list[dict[str, Any]]:
         """What ``restore`` needs: the stretch of each environment and its actions so far."""
@@ -169,9 +183,7 @@ class AtariEnvironments:
             if time and (starts == time).any():
                 self._begin(starts == time)
             step = [history[time - start] if time >= start else 0 for history, start in zip(histories, starts, strict=True)]
-            frames, _, _, _, info = self.emulators.step(np.array(step, np.int32))
-            frames = frames[:, 0]
-            self._lives = info["lives"]
+            frames = self._advance(np.array(step, np.int32))[-1]
             progress(1 / longest)
         if (starts == longest).any():
             frames = self._begin(starts == longest)
@@ -189,5 +201,5 @@ class AtariEnvironments:
         for i in chosen:
             self._actions[i] = bytearray()
         frames, info = self.emulators.reset(seed=seeds, options={"reset_mask": which})
-        self._lives = info["lives"]
+        self._lives, self._frames = info["lives"], np.where(which, 0, self._frames)
         return frames[:, 0]

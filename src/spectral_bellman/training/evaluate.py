@@ -1,6 +1,7 @@
 """Evaluation of a checkpoint: greedy episodes, seeded apart from training, and films of them."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,18 @@ def _film(target: Path, game: str, config: TrainConfig, number: int, i: int, pla
     total, actions = 0.0, played.actions[i]
     rate = 60 / protocol.frame_skip
     film: Any
-    with imageio.get_writer(target, fps=rate, codec="libx264", quality=8, macro_block_size=2) as film:
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # JAX's, of any fork; this one begins with exec
+        imageio.get_writer(target, fps=rate, codec="libx264", quality=8, macro_block_size=2) as film,
+    ):
         film.append_data(picture[0, 0])
         for action in actions[:-1]:
             picture, reward, _, _, _ = emulator.step(np.array([action], np.int32))
             total += float(reward[0])
             film.append_data(picture[0, 0])
-        _, reward, over, cut, info = emulator.step(np.array([actions[-1]], np.int32))
+        picture, reward, over, _, info = emulator.step(np.array([actions[-1]], np.int32))
         total += float(reward[0])
-        film.append_data(info["final_obs"][0, 0] if over[0] or cut[0] else picture[0, 0])
+        film.append_data((info["final_obs"] if over[0] else picture)[0, 0])
     if not np.isnan(played.returns[i]) and total != played.returns[i]:
         raise ValueError(f"{target}: the episode was played with a return of {played.returns[i]:g} and came back with {total:g}")
     return len(actions) + 1

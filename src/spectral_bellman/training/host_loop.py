@@ -111,7 +111,7 @@ class HostLoop:
         one.close()
         self.pieces = {
             name: Pieces(stage, config.dispatch_steps)
-            for name, stage in zip(("before", "after"), self.agent.stages(), strict=True)
+            for name, stage in zip(("before", "after"), self.agent.stages(config.dispatch_steps), strict=True)
             if stage.times
         }
         self.programs: dict[str, Future[Any]] = {}
