@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -77,7 +77,8 @@ def cores_for_each(runs: int) -> int:
     return max(1, (os.cpu_count() or 1) // runs)
 
 
-def _show(name: str, lines: IO[str] | None, console: Console) -> None:
-    for line in lines or ():
-        if line.strip():
-            console.print(f"[bold]{escape(name)}[/bold] {escape(line.rstrip())}", highlight=False, soft_wrap=True)
+def _show(name: str, lines: Any, console: Console) -> None:
+    with lines:
+        for line in lines:
+            if line.strip():
+                console.print(f"[bold]{escape(name)}[/bold] {escape(line.rstrip())}", highlight=False, soft_wrap=True)
