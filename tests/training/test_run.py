@@ -307,7 +307,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
     loop = build(config, made)
     monkeypatch.setattr(memory, "limit", lambda: 8 * 2**30)
     with pytest.raises(ValueError, match=r"--replay-capacity [\d,]+ would fit"):
-        memory.check(memory.estimate(loop), config.replay_capacity)
+        memory.check(memory.estimate(loop), config)
     assert memory.resident() - began < 2**30
 
 

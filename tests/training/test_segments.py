@@ -377,19 +377,19 @@ def test_few_lengths_are_compiled_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 MEMORY = """
-import resource, sys
+import sys
 from pathlib import Path
 import equinox as eqx
 import jax, jax.numpy as jnp
 import numpy as np
 from spectral_bellman.replay import init_replay
 from spectral_bellman.training import segments
+from spectral_bellman.training.memory import peak_resident
 
 def now():
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
 
-def peak():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = peak_resident
 
 segments.PART = 8 << 20
 make = lambda: init_replay(jax.ShapeDtypeStruct((84, 84), jnp.uint8), 4, 43_000, 4, 4)

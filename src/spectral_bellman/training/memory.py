@@ -41,12 +41,13 @@ def estimate(loop: Any) -> Memory:
     # A seed's own axis comes first where seeds are vmapped.
     seeds = len(agent.theta) if agent.theta.ndim == 2 else 1
     parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // seeds
+    working = loop.loops[0].working()  # compiles, which the process remembers
     process = resident() if jax.default_backend() == "cpu" else 0
     return Memory(
         parameters=parameters,
         replay=replay,
         agent=kept if loop.host else kept - replay,
-        working=loop.loops[0].working(),
+        working=working,
         process=process,
         aside=loop.host and loop.loops[0].config.replay_memory == "host" and jax.default_backend() != "cpu",
     )
