@@ -15,6 +15,16 @@ def sbm(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     cli.main()
 
 
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a mistake is answered with: exit status 2, and no traceback."""
+    with pytest.raises(SystemExit) as stop:
+        sbm(monkeypatch, *arguments)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
 def test_tabular_writes_the_figure_and_how_to_have_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,12 +54,7 @@ def test_tabular_writes_the_figure_and_how_to_have_it_again(
 def test_a_mistake_is_answered_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        sbm(monkeypatch, *arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert "Traceback" not in error
+    assert words in refusal(monkeypatch, capsys, *arguments)
 
 
 def test_ctrl_c_is_no_error_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,12 +195,7 @@ def test_a_mistake_in_training_is_answered_without_a_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as stop:
-        sbm(monkeypatch, *arguments)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert "Traceback" not in error
+    assert words in refusal(monkeypatch, capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -451,8 +451,9 @@ def test_learning_in_pieces_makes_the_same_gradient_steps(open_loop, chunks_of_o
     program = loop._program
     monkeypatch.setattr(loop, "_program", lambda name, *arguments: (sent.append(name), program(name, *arguments))[1])
     run(loop, 4, ahead=True)
-    assert sent.count("after") == 3 * loop.pieces["after"].count
-    assert sent.count("before") == 3 * loop.pieces["before"].count
+    for name in ("before", "after"):
+        assert sent.count(name) == 3 * (loop.pieces[name].count - 1)
+        assert sent.count(f"finish {name}") == 3
     agent = loop.state.learner.agent
     assert int(optax.tree_utils.tree_get(agent.optimiser, "count")) == 3 * AGENT.representation_steps
     assert int(optax.tree_utils.tree_get(agent.theta_optimiser, "count")) == 3 * AGENT.q_steps

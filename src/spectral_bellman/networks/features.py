@@ -2,19 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from spectral_bellman._arrays import RandomKey
 
-Layer = TypeVar("Layer", eqx.nn.Linear, eqx.nn.Conv2d)
 
-
-def started(layer: Layer, key: RandomKey) -> Layer:
+def started(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
     """The layer with He's normal weights and no bias: features of different states start out different, also of one-hot states."""
     assert layer.bias is not None
     fan_in = math.prod(layer.weight.shape[1:])
@@ -76,56 +73,53 @@ class MinAtarCNN(eqx.Module):
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (height, width, channels)."""
-        x = observation.astype(jnp.float32)
-        height, width, channels = x.shape
-        shifted = [x[i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)]
-        patches = jnp.concatenate(shifted, axis=-1).reshape(-1, 9 * channels)
-        x = jax.nn.relu(jax.vmap(self.convolution)(patches))
+        x = jax.nn.relu(jax.vmap(jax.vmap(self.convolution))(patches(observation.astype(jnp.float32), 3, 1)))
         return jax.nn.relu(self.dense(x.ravel()))
 
 
 class NatureCNN(eqx.Module):
     """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units."""
 
-    convolutions: tuple[eqx.nn.Conv2d, ...]
+    convolutions: tuple[eqx.nn.Linear, ...]
     dense: eqx.nn.Linear
 
     def __init__(self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512) -> None:
         channels, height, width = shape
         keys = jax.random.split(key, 4)
         layers = []
-        for (filters, size, stride), k in zip(((32, 8, 4), (64, 4, 2), (64, 3, 1)), keys[:3], strict=True):
-            layers.append(started(eqx.nn.Conv2d(channels, filters, size, stride, key=k), k))
+        for (filters, size, stride), k in zip(NATURE, keys[:3], strict=True):
+            layers.append(started(eqx.nn.Linear(channels * size * size, filters, key=k), k))
             channels, height, width = filters, (height - size) // stride + 1, (width - size) // stride + 1
         self.convolutions = tuple(layers)
         self.dense = started(eqx.nn.Linear(channels * height * width, hidden, key=keys[3]), keys[3])
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (frames, height, width) of bytes."""
-        x = observation.astype(jnp.float32) / 255
-        for layer in self.convolutions:
-            x = jax.nn.relu(convolve(layer, x))
+        x, scale = jnp.moveaxis(observation, 0, -1), 1 / 255
+        for layer, (_, size, stride) in zip(self.convolutions, NATURE, strict=True):
+            # Bytes stay bytes until they are multiplied: as floats the patches of the first layer are the largest of all arrays.
+            seen = patches(x, size, stride).astype(jnp.float32) * scale
+            x, scale = jax.nn.relu(jax.vmap(jax.vmap(layer))(seen)), 1.0
         return jax.nn.relu(self.dense(x.ravel()))
 
 
-def convolve(layer: eqx.nn.Conv2d, x: Float[Array, "channels height width"]) -> Float[Array, "filters rows columns"]:
-    """The layer on a picture, as a product of its patches with the filters.
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Filters, their size and their stride."""
 
-    Patches are made of s×s blocks, s the stride: a filter of k×k covers k/s × k/s of them. XLA's own convolution is many times
-    slower on a CPU; on a GPU it is cuDNN's, which breaks up CUDA graphs and need not give the same bits twice.
+
+def patches(x: Shaped[Array, "height width channels"], size: int, stride: int) -> Shaped[Array, "rows columns patch"]:
+    """What each place of a size×size filter sees: a convolution is the product of this with the filters.
+
+    XLA's own convolution is many times slower on a CPU; on a GPU it is cuDNN's, which breaks up CUDA graphs and need not give the
+    same bits twice. A patch is put together of stride×stride blocks, (size / stride)² of them.
     """
-    (size, _), (stride, _) = layer.kernel_size, layer.stride
-    assert layer.bias is not None
     assert size % stride == 0
-    channels, height, width = x.shape
+    height, width, channels = x.shape
     rows, columns, blocks = (height - size) // stride + 1, (width - size) // stride + 1, size // stride
     tall, wide = rows - 1 + blocks, columns - 1 + blocks
-    x = x[:, : tall * stride, : wide * stride].reshape(channels, tall, stride, wide, stride)
-    x = x.transpose(1, 3, 0, 2, 4).reshape(tall, wide, channels * stride * stride)
-    shifted = [x[i : i + rows, j : j + columns] for i in range(blocks) for j in range(blocks)]
-    filters = layer.weight.reshape(-1, channels, blocks, stride, blocks, stride).transpose(2, 4, 1, 3, 5, 0)
-    product = jnp.concatenate(shifted, axis=-1) @ filters.reshape(-1, len(layer.weight))
-    return product.transpose(2, 0, 1) + layer.bias
+    x = x[: tall * stride, : wide * stride].reshape(tall, stride, wide, stride, channels)
+    x = x.transpose(0, 2, 1, 3, 4).reshape(tall, wide, stride * stride * channels)
+    return jnp.concatenate([x[i : i + rows, j : j + columns] for i in range(blocks) for j in range(blocks)], axis=-1)
 
 
 def torso_for(observation: jax.ShapeDtypeStruct) -> str:

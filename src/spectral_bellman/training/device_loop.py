@@ -89,11 +89,7 @@ class DeviceLoop:
 
     def working(self) -> int:
         """Bytes that the compiled round needs besides the state; compiles it."""
-        analysis = self.program(True).memory_analysis()
-        if analysis is None:
-            return 0
-        outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-        return int(analysis.temp_size_in_bytes + outputs + analysis.generated_code_size_in_bytes)
+        return rounds.working_bytes(self.program(True))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -19,6 +19,7 @@ from spectral_bellman.environments.atari import AtariProtocol, seed_of
 from spectral_bellman.environments.gym import GymEnvironments, maker
 from spectral_bellman.training.config import TrainConfig, read_config
 from spectral_bellman.training.host_loop import Evaluation
+from spectral_bellman.training.logs import say
 from spectral_bellman.training.run import build, load_policies
 from spectral_bellman.training.seeds import Seeds
 
@@ -73,18 +74,14 @@ def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console
             target = folder / f"episode-{path.name}-{what}.mp4"
             with console.status(f"playing the {what} episode again, in colour"):
                 count = _film(target, made.game, config, number, i, played[0])
-            _say(console, f"{target}: return {returns[0][i]:g}, {count:,} pictures")
+            say(console, f"{target}: return {returns[0][i]:g}, {count:,} pictures")
     elif video:
         pictures = _device_pictures(loop, made) if made.device is not None else _host_pictures(loop, config, made)
         target = folder / f"episode-{path.name}.gif"
         iio.imwrite(target, pictures, duration=1000 / FRAMES_PER_SECOND, loop=0)
-        _say(console, f"{target}: {len(pictures)} pictures")
+        say(console, f"{target}: {len(pictures)} pictures")
     loop.close()
     return result
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _best_and_median(returns: NDArray[Any]) -> dict[str, int]:

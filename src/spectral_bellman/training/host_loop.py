@@ -26,6 +26,7 @@ from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import Actor, Agent, AgentState, Policy, Timestep
 from spectral_bellman.agents.agent import Stage, largest_divisor
 from spectral_bellman.agents.diagnostics import diagnose, material
+from spectral_bellman.agents.representation import Terms
 from spectral_bellman.environments.gym import HostEnvironments
 from spectral_bellman.replay import Replay, Transition, add, init_replay, push_frame
 from spectral_bellman.training import rounds
@@ -123,7 +124,8 @@ class HostLoop:
         self._collecting: dict[int, list[Future[Part]]] = {}
         self._policies: dict[int, Future[Policy]] = {}
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
-        self._evaluations: list[Future[Evaluation]] = []
+        self._evaluations: dict[int, Future[Evaluation]] = {}
+        """By number, those whose results nobody has asked for yet."""
         self._learns_from = 0
         self.waited = 0.0
         """Seconds that learning has waited for the environments."""
@@ -163,13 +165,11 @@ class HostLoop:
     def replay_shapes(self) -> Replay:
         """The replay as shapes."""
         config = self.config
-        shapes = jax.eval_shape(
-            lambda: init_replay(self._shown, config.num_envs, config.replay_capacity, config.round_steps, self._stack)
+        return self._placed(
+            jax.eval_shape(
+                lambda: init_replay(self._shown, config.num_envs, config.replay_capacity, config.round_steps, self._stack)
+            )
         )
-        if self._host is None:
-            return shapes
-        placed = jax.sharding.SingleDeviceSharding(self._host)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed), shapes)
 
     def init(self) -> None:
         """A state before the first round."""
@@ -217,11 +217,10 @@ class HostLoop:
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state: the running episodes, and the evaluation under way."""
-        running = next((number for number, _ in self._running()), None)
         return {
             "round": self._number,
             "environments": [part.save() for part in self.environments] if self.config.checkpoint_replay == "on" else [],
-            "evaluation": running,
+            "evaluation": next(iter(self._evaluations), None),
         }
 
     def run_round(self, number: int, *, ahead: bool = False) -> None:
@@ -243,26 +242,21 @@ class HostLoop:
         """Diagnostics, with a leading axis for the seed."""
         key = jax.random.fold_in(jax.random.fold_in(self._key, number), 2)
         agent, policy = self._learner.agent, self._policies[self._number - 1].result()
-        if self._host is None:
-            found = self._program("diagnose", agent, policy, self.replay, key)
-        else:
-            drawn = self._here(self._program("draw diagnose", self.replay, self._there(key)))
-            found = self._program("run diagnose", agent, policy, drawn, key)
+        found = self._from_replay("diagnose", (agent, policy), self.replay, key)
         return {name: np.asarray(value)[None] for name, value in jax.device_get(found).items()}
 
     def start_evaluation(self, number: int) -> None:
         """Begin greedy episodes with the policy published last; waits for the evaluation before it."""
-        for _, future in self._running():
+        for future in self._evaluations.values():
             future.result()
         self._evaluate_later(number, jax.tree.map(jnp.copy, self._policies[self._number - 1].result()))
         if not self.background:
-            self._evaluations[-1].result()
+            self._evaluations[number].result()
 
     def evaluated(self, wait: bool = False) -> list[tuple[int, NDArray[Any]]]:
         """(number, returns (1, episodes)) of evaluations that have ended since the last call."""
-        ended = [future for future in self._evaluations if wait or future.done()]
-        self._evaluations = [future for future in self._evaluations if future not in ended]
-        return [(evaluation.number, evaluation.returns[None]) for evaluation in (future.result() for future in ended)]
+        ended = [number for number, future in self._evaluations.items() if wait or future.done()]
+        return [(number, self._evaluations.pop(number).result().returns[None]) for number in ended]
 
     def evaluate(self, number: int, policy: Policy | None = None) -> Evaluation:
         """Greedy episodes in environments of their own, in this thread."""
@@ -293,14 +287,9 @@ class HostLoop:
 
     def working(self) -> int:
         """Bytes that the compiled programs need besides the state; compiles them."""
-        most, names = 0, self._names(learning=True)
+        names = self._names()
         with ThreadPoolExecutor(len(names)) as pool:
-            programs = list(pool.map(self._compiled, names))
-        for program in programs:
-            analysis = program.memory_analysis()
-            if analysis is not None:
-                outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
-                most = max(most, analysis.temp_size_in_bytes + outputs)
+            most = max(rounds.working_bytes(program) for program in pool.map(self._compiled, names))
         # Two rounds of pages: the one that is collected while the last is stored.
         return most + 2 * self.config.round_agent_steps * int(np.prod(self._shown.shape)) * np.dtype(self._shown.dtype).itemsize
 
@@ -368,65 +357,51 @@ class HostLoop:
     def _learn(self, number: int, parts: tuple[Part, ...]) -> None:
         """Store a round and, unless still warming up, learn; publish the next policy."""
         learner, count = self._learner, np.int32(number)
-        told = tuple(part._replace(page=None, following=None, last=None) for part in parts)
-        tally = self._program("count", learner.tally, told, count)
-        # From here on the learner's replay and state are given away piece by piece.
+        tally = self._program("count", learner.tally, _told(parts), count)
         replay = self._program("store", learner.replay, self._there(parts))
         state = learner.agent
         published = self._policies[number - 1].result()
         if self.config.learns(number) and number >= self._learns_from:
-            key, there = self._learning_keys(number)
-            state, sums = self._program("begin", state, count)
-            state, sums = self._run("before", state, sums, replay, key[0], there[0])
-            if self._host is None:
-                state, published = self._program("publish", state, replay, key[1], count)
-            else:
-                selection = self._here(self._program("draw publish", replay, there[1]))
-                state, published = self._program("run publish", state, selection, key[1], count)
+            keys = self._program("keys", self._key, count)
+            state = self._program("begin", state, count)
+            state, terms = self._run("before", state, replay, keys[0])
+            state, published = self._from_replay("publish", state, replay, keys[1], count)
             self._policies[number].set_result(published)
-            state, sums = self._run("after", state, sums, replay, key[2], there[2])
-            tally = self._program("count terms", tally, sums, count)
+            state, more = self._run("after", state, replay, keys[2])
+            tally = self._program("count terms", tally, terms | more, count)
         else:
             self._policies[number].set_result(published)
         self._learner = Learner(state, replay, tally, learner.key)
         del self._policies[number - 2]
 
-    def _run(self, name: str, state: AgentState, sums: Any, replay: Replay, key: Any, there: Any) -> tuple[AgentState, Any]:
-        """The pieces of a stage, with few of them waiting on the device."""
+    def _run(self, name: str, state: AgentState, replay: Replay, key: Any) -> tuple[AgentState, dict[str, Any]]:
+        """The pieces of a stage, with few of them waiting on the device; the terms of the last step."""
+        if name not in self.pieces:
+            return state, {}
+        last = self.pieces[name].count - 1
         waiting: collections.deque[Any] = collections.deque()
-        for i in range(self.pieces[name].count if name in self.pieces else 0):
-            index = np.int32(i)
-            if self._host is None:
-                state, sums = self._program(name, state, sums, replay, key, index)
-            else:
-                drawn = self._here(self._program(f"draw {name}", replay, there, index))
-                state, sums = self._program(f"run {name}", state, sums, drawn, key, index)
-            waiting.append(sums)
+        for i in range(last):
+            state, done = self._from_replay(name, state, replay, key, np.int32(i))
+            waiting.append(done)
             if len(waiting) > IN_FLIGHT - 1:
                 jax.block_until_ready(waiting.popleft())
-        return state, sums
+        return self._from_replay(f"finish {name}", state, replay, key, np.int32(last))
 
-    def _learning_keys(self, number: int) -> tuple[Any, Any]:
-        keys = self._program("keys", self._key, np.int32(number))
-        return keys, self._there(keys)
+    def _from_replay(self, name: str, given: Any, replay: Replay, key: Any, *number: np.int32) -> Any:
+        """Run a program that draws from the replay: as one, or, where the replay lies elsewhere, drawing there first."""
+        if self._host is None:
+            return self._program(name, given, replay, key, *number)
+        draw = f"draw {name.removeprefix('finish ')}"
+        drawn = jax.device_put(self._program(draw, replay, self._there(key), *number), jax.local_devices()[0])
+        return self._program(f"{name} from drawn", given, drawn, key, *number)
 
     def _there(self, tree: Any) -> Any:
         """The tree where the replay is."""
         return jax.device_put(tree, self._host) if self._host else tree
 
-    def _here(self, tree: Any) -> Any:
-        """The tree where learning is."""
-        return jax.device_put(tree, jax.local_devices()[0]) if self._host else tree
-
     def _evaluate_later(self, number: int, policy: Policy) -> None:
         self._evaluating = policy
-        future = self._evaluator.submit(self.evaluate, number, policy)
-        future.number = number  # type: ignore[attr-defined]
-        self._evaluations.append(future)
-
-    def _running(self) -> list[tuple[int, Future[Evaluation]]]:
-        """Evaluations whose results nobody has asked for yet."""
-        return [(future.number, future) for future in self._evaluations]  # type: ignore[attr-defined]
+        self._evaluations[number] = self._evaluator.submit(self.evaluate, number, policy)
 
     # What is compiled. Arguments are named in the order of the calls above.
 
@@ -444,11 +419,11 @@ class HostLoop:
 
     def _lowered(self, name: str) -> Any:
         function, donate, shapes = self._definitions()[name]
-        return jax.jit(function, donate_argnums=donate).lower(*shapes)
+        return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes)
 
     def prepare(self) -> None:
         """Compile what training needs, all at once, and open the environments meanwhile."""
-        names = [name for name in self._names(learning=True) if name not in self.programs]
+        names = [name for name in self._names() if name not in self.programs]
         lowered = {name: self._lowered(name) for name in names}
         self.programs.update({name: Future() for name in names})
         # Opening emulators holds Python up, but not the compiler.
@@ -458,12 +433,13 @@ class HostLoop:
             for future in done:
                 future.result()
 
-    def _names(self, *, learning: bool) -> list[str]:
-        names = ["page", "act", "count", "store", "keys"]
-        if learning:
-            names += ["begin", "count terms"]
-            for name in ("publish", *self.pieces):
-                names += [name] if self._host is None else [f"draw {name}", f"run {name}"]
+    def _names(self) -> list[str]:
+        """What a round needs."""
+        names = ["page", "act", "count", "store", "keys", "begin", "count terms"]
+        for name in ("publish", *self.pieces):
+            # A stage of one piece has nothing but the last.
+            parts = [name] if name == "publish" else [name, f"finish {name}"][self.pieces[name].count == 1 :]
+            names += parts if self._host is None else [f"draw {name}", *(f"{part} from drawn" for part in parts)]
         return names
 
     def _definitions(self) -> dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...]]]:
@@ -477,10 +453,8 @@ class HostLoop:
         blank = jax.ShapeDtypeStruct((*flags.shape, *self._shown.shape), self._shown.dtype)
         frame = jax.ShapeDtypeStruct(blank.shape[1:], blank.dtype)
         parts = (Part(page, frame, blank, numbers, numbers, flags, flags),) * config.groups
-        told = tuple(part._replace(page=None, following=None, last=None) for part in parts)
         key = jax.eval_shape(lambda: jax.random.key(0))
         placed = self._placed
-        sums = jax.eval_shape(self._begin, learner.agent, count)[1]
         drawn = jax.eval_shape(lambda replay, key: material(agent, replay, key), replay, key)
         selection = jax.eval_shape(agent.select, replay, key)
         seen = jax.ShapeDtypeStruct((config.eval_episodes, *agent.observation.shape), self._shown.dtype)
@@ -498,30 +472,37 @@ class HostLoop:
                 (state.acting, seen, judged, jax.ShapeDtypeStruct((config.eval_episodes,), jnp.bool_), key, count),
             ),
             "keys": (self._keys_of, (), (key, count)),
-            "count": (self._count, (0,), (learner.tally, told, count)),
+            "count": (self._count, (0,), (learner.tally, _told(parts), count)),
             "store": (self._store, (0,), (replay, placed(parts))),
-            "begin": (self._begin, (0,), (learner.agent, count)),
+            # The state passes through these two, and is only given away below: where XLA can write a result over an argument other
+            # than its own, it moves the others out of the way in an order that is wrong on a GPU (jax 0.11).
+            "begin": (agent.begin, (), (learner.agent, count)),
             "publish": (
                 lambda state, replay, key, number: self._publish(state, agent.select(replay, key), key, number),
-                (0,),
+                (),
                 (learner.agent, replay, key, count),
             ),
-            "draw publish": (agent.select, (), (replay, placed(key))),
-            "run publish": (self._publish, (0,), (learner.agent, selection, key, count)),
-            "count terms": (rounds.count_terms, (0,), (learner.tally, sums, count)),
+            "draw publish": (lambda replay, key, _: agent.select(replay, key), (), (replay, placed(key), placed(count))),
+            "publish from drawn": (self._publish, (), (learner.agent, selection, key, count)),
+            "count terms": (rounds.count_terms, (0,), (learner.tally, learner.tally.terms, count)),
             "diagnose": (
-                lambda state, policy, replay, key: diagnose(agent, state, policy, material(agent, replay, key), key),
+                lambda given, replay, key: diagnose(agent, given[0], given[1], material(agent, replay, key), key),
                 (),
-                (learner.agent, state.published, replay, key),
+                ((learner.agent, state.published), replay, key),
             ),
             "draw diagnose": (lambda replay, key: material(agent, replay, key), (), (replay, placed(key))),
-            "run diagnose": (lambda *arguments: diagnose(agent, *arguments), (), (learner.agent, state.published, drawn, key)),
+            "diagnose from drawn": (
+                lambda given, drawn, key: diagnose(agent, given[0], given[1], drawn, key),
+                (),
+                ((learner.agent, state.published), drawn, key),
+            ),
         }
         for name, piece in self.pieces.items():
-            found[name] = (piece.run_from, (0,), (learner.agent, sums, replay, key, count))
             drawn = jax.eval_shape(piece.draw, replay, key, count)
             found[f"draw {name}"] = (piece.draw, (), (replay, placed(key), placed(count)))
-            found[f"run {name}"] = (piece.run, (0,), (learner.agent, sums, drawn, key, count))
+            for part, run, run_from in ((name, piece.run, piece.run_from), (f"finish {name}", piece.finish, piece.finish_from)):
+                found[part] = (run_from, (0,), (learner.agent, replay, key, count))
+                found[f"{part} from drawn"] = (run, (0,), (learner.agent, drawn, key, count))
         return found
 
     def _placed(self, tree: Any) -> Any:
@@ -585,9 +566,6 @@ class HostLoop:
             replay = add(replay, steps, truncated, page.first, group * self._size)
         return replay
 
-    def _begin(self, state: AgentState, number: Array) -> tuple[AgentState, dict[str, Array]]:
-        return self.agent.begin(state, number), {name: jnp.zeros(()) for name in self.agent.terms}
-
     def _publish(self, state: AgentState, selection: Any, key: RandomKey, number: Array) -> tuple[AgentState, Policy]:
         agent_steps = (number + 1) * self.config.round_agent_steps
         return self.agent.publish(state, selection, agent_steps, number, key)
@@ -598,6 +576,11 @@ def _settle(future: Future[Any], make: Callable[[], Any]) -> None:
         future.set_result(make())
     except BaseException as error:
         future.set_exception(error)
+
+
+def _told(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts without frames: what the environments answered."""
+    return tuple(part._replace(page=None, following=None, last=None) for part in parts)
 
 
 def _side_by_side(parts: tuple[Part, ...], name: str) -> Array:
@@ -619,21 +602,28 @@ class Pieces:
         """All that piece ``index`` learns from."""
         return jax.lax.map(lambda key: self._stage.draw(replay, key), self._keys(key, index))
 
-    def run(self, state: AgentState, sums: dict[str, Array], drawn: Any, key: RandomKey, index: Array) -> Any:
-        """Learn from what was drawn."""
-        return self._scan(self._stage.run, state, sums, (drawn, self._keys(key, index)))
+    def run(self, state: AgentState, drawn: Any, key: RandomKey, index: Array) -> tuple[AgentState, Array]:
+        """Learn from what was drawn; the number of the next piece, for those who wait until this one is done."""
+        return self._scan(self._stage.run, state, (drawn, self._keys(key, index))), index + 1
 
-    def run_from(self, state: AgentState, sums: dict[str, Array], replay: Replay, key: RandomKey, index: Array) -> Any:
+    def run_from(self, state: AgentState, replay: Replay, key: RandomKey, index: Array) -> tuple[AgentState, Array]:
         """Draw and learn, in turn."""
+        return self._scan(self._drawing(replay), state, (self._keys(key, index),)), index + 1
 
-        def once(state: AgentState, key: RandomKey) -> tuple[AgentState, dict[str, Array]]:
-            return self._stage.run(state, self._stage.draw(replay, key), key)
+    def finish(self, state: AgentState, drawn: Any, key: RandomKey, index: Array) -> tuple[AgentState, Terms]:
+        """``run`` for the last piece, with the terms of its last step: nobody pays for those that are not read."""
+        return self._finish(self._stage.run, state, (drawn, self._keys(key, index)))
 
-        return self._scan(once, state, sums, (self._keys(key, index),))
+    def finish_from(self, state: AgentState, replay: Replay, key: RandomKey, index: Array) -> tuple[AgentState, Terms]:
+        """``run_from`` for the last piece, with the terms of its last step."""
+        return self._finish(self._drawing(replay), state, (self._keys(key, index),))
 
-    def _scan(self, once: Callable[..., Any], state: AgentState, sums: dict[str, Array], inputs: tuple[Any, ...]) -> Any:
-        # Terms are those of the last step, as shares of the stage's mean: nobody pays for those that are not read, and what is not
-        # finite stays so.
-        state, _ = jax.lax.scan(lambda s, x: (once(s, *x)[0], None), state, jax.tree.map(lambda x: x[:-1], inputs))
-        state, terms = once(state, *jax.tree.map(lambda x: x[-1], inputs))
-        return state, sums | {name: sums[name] + value / self.count for name, value in terms.items()}
+    def _drawing(self, replay: Replay) -> Callable[..., tuple[AgentState, Terms]]:
+        return lambda state, key: self._stage.run(state, self._stage.draw(replay, key), key)
+
+    def _scan(self, once: Callable[..., tuple[AgentState, Terms]], state: AgentState, inputs: tuple[Any, ...]) -> AgentState:
+        return jax.lax.scan(lambda state, x: (once(state, *x)[0], None), state, inputs)[0]
+
+    def _finish(self, once: Callable[..., Any], state: AgentState, inputs: tuple[Any, ...]) -> tuple[AgentState, Terms]:
+        state = self._scan(once, state, jax.tree.map(lambda x: x[:-1], inputs))
+        return once(state, *jax.tree.map(lambda x: x[-1], inputs))

@@ -21,6 +21,11 @@ from rich.progress import (
 from spectral_bellman.training.config import TrainConfig
 
 
+def say(console: Console, text: str) -> None:
+    """A line that is not wrapped: it may hold a path."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 class MetricsLog:
     """metrics.jsonl: one line a log point and seed. What was written after a checkpoint is cut off when the run resumes."""
 
@@ -112,13 +117,12 @@ class Bar:
         self._progress.update(self._task, completed=frames, speed=f"{frames_per_s:,.0f}/s", returns=f"return {shown}")
         if not self._console.is_terminal and (frames - self._said >= self._config.frames / 10 or frames == self._config.frames):
             self._said = frames
-            self._console.print(
+            say(
+                self._console,
                 f"{self._config.preset} on {self._config.env}: {frames:,} of {self._config.frames:,} frames, "
                 f"{frames_per_s:,.0f}/s, return {shown}",
-                highlight=False,
-                soft_wrap=True,
             )
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.console.print(text, highlight=False, soft_wrap=True)
+        say(self._progress.console, text)

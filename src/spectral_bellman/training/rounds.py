@@ -148,6 +148,15 @@ def learning_key(key: RandomKey, round_number: Int[Array, ""]) -> RandomKey:
     return jax.random.fold_in(jax.random.fold_in(key, round_number), 1)
 
 
+def working_bytes(program: Any) -> int:
+    """What a compiled program needs besides its arguments, as the compiler reports it."""
+    analysis = program.memory_analysis()
+    if analysis is None:
+        return 0
+    outputs = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    return int(analysis.temp_size_in_bytes + outputs + analysis.generated_code_size_in_bytes)
+
+
 def select(mask: Bool[Array, " N"], new: Array, old: Array) -> Array:
     """``new`` for the environments in the mask, ``old`` for the others."""
     if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):

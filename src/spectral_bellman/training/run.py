@@ -28,7 +28,7 @@ from spectral_bellman.training import checkpoint, memory, segments
 from spectral_bellman.training.config import TrainConfig, override, read_config
 from spectral_bellman.training.device_loop import DeviceLoop
 from spectral_bellman.training.host_loop import HostLoop, Opener
-from spectral_bellman.training.logs import Bar, MetricsLog
+from spectral_bellman.training.logs import Bar, MetricsLog, say
 from spectral_bellman.training.rounds import NEVER
 from spectral_bellman.training.seeds import Seeds
 
@@ -98,11 +98,11 @@ def start(config: TrainConfig, made: Made, folder: Path, console: Console) -> Re
         write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
         if config.atari:
             clip = f"clipped to ±{config.agent.reward_clip:g}" if config.agent.reward_clip else "not clipped"
-            _say(console, f"{config.env}: {config.atari}; {clip} when learned from")
+            say(console, f"{config.env}: {config.atari}; {clip} when learned from")
             kept = (
                 f"what is new of a replay of up to {memory.show(need.replay)}" if config.checkpoint_replay == "on" else "no replay"
             )
-            _say(console, f"a checkpoint every {config.checkpoint_minutes:g} minutes, with {kept} (--checkpoint-replay on or off)")
+            say(console, f"a checkpoint every {config.checkpoint_minutes:g} minutes, with {kept} (--checkpoint-replay on or off)")
         loop.init()
         return _go(config, loop, folder, log, 0, 0.0, console)
 
@@ -137,7 +137,7 @@ def resume(folder: str | Path, env: Any = None, *, frames: int | None = None, co
             number, seconds, position = info["round"], info["wall_s"], info["log_bytes"]
             for problem in problems:
                 warn(console, problem)
-            _say(console, f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})")
+            say(console, f"resuming {folder} at {number * config.round_frames:,} of {config.frames:,} frames ({path.name})")
         if frames is not None:
             write_json(folder / "config.json", {**dataclasses.asdict(config), "provenance": provenance()})
         return _go(config, loop, folder, MetricsLog(folder, config, position), number, seconds, console)
@@ -285,7 +285,7 @@ def _go(config: TrainConfig, loop: Seeds, folder: Path, log: MetricsLog, number:
         if summary:
             write_json(folder / "summary.json", summary)
     if not summary:
-        _say(console, f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on")
+        say(console, f"stopped at {number * config.round_frames:,} frames, nothing lost: sbm resume {folder} goes on")
     return Result(folder, summary)
 
 
@@ -443,8 +443,4 @@ def _compare_versions(saved: dict[str, Any], console: Console) -> None:
 
 def warn(console: Console, text: str) -> None:
     """Say what is not as it should be, and go on."""
-    _say(console, f"[yellow]warning:[/yellow] {text}")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    say(console, f"[yellow]warning:[/yellow] {text}")

@@ -17,7 +17,8 @@ from spectral_bellman.training.config import TrainConfig
 
 def over_seeds(function: Callable[..., Any], *, in_axes: Any = 0, donate: tuple[int, ...] = ()) -> Any:
     """``function`` of one seed, vmapped over the first axis of its arguments and compiled."""
-    return jax.jit(jax.vmap(function, in_axes=in_axes), donate_argnums=donate)
+    # XLA pairs what is given away with the results in order: an argument left out, because nothing reads it, would shift the pairs.
+    return jax.jit(jax.vmap(function, in_axes=in_axes), donate_argnums=donate, keep_unused=bool(donate))
 
 
 @jax.jit
