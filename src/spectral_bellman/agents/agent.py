@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -89,6 +90,9 @@ class Agent:
         config, d = self.config, self.config.dimension
         keys = jax.random.split(key, 3)
         network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
+        if config.plain:
+            # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
+            network = eqx.tree_at(lambda x: x.head.weight, network, jnp.zeros_like(network.head.weight))
         # θ = 0 gives φ nothing to learn from where both come from one loss.
         theta = jnp.ones(1) if config.plain else jnp.zeros(d)
         if config.representation == "td" and not config.plain:

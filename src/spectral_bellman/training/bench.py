@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,24 @@ def bench(
     with console.status("") as status:
         kept = _Kept(host_opener(configs["dqn"], made)) if made.game is not None else None
         if kept is not None:
-            status.update(f"{configs['dqn'].num_envs} emulators: loading")
+            status.update(f"{configs['dqn'].num_envs} emulators: loading; {', '.join(PRESETS)}: compiling")
+            loops = {
+                name: Seeds(config, functools.partial(_loop_on, kept, made.name), host=True) for name, config in configs.items()
+            }
+            with ThreadPoolExecutor(len(loops)) as pool:
+                list(pool.map(Seeds.prepare, loops.values()))
             figures["arrangements"] = _bare_emulator(kept, configs["dqn"], seconds)
             bare = max(figures["arrangements"].values())
         else:
             status.update("the bare environment, random actions")
             bare = _bare(made, configs["dqn"], seconds)
+            loops = {}
         figures["agent steps per second"][BARE] = bare
         for preset, config in configs.items():
             status.update(f"{preset}: compiling")
-            loop = build(config, made) if kept is None else Seeds(config, functools.partial(_loop_on, kept, made.name), host=True)
+            loop = loops.pop(preset, None) or build(config, made)
             estimate = memory.estimate(loop)
+            status.update(f"{preset}: warming up")
             loop.init()
             # Past the warm-up, so that every round learns.
             begin = -(-config.agent.warmup_steps // config.round_agent_steps) + 3
@@ -112,14 +121,15 @@ class _Kept:
     """An opener whose environments stay open, for the next to use: emulators take long to load."""
 
     def __init__(self, opener: Opener) -> None:
-        self._opener, self.opened = opener, dict[tuple[int, ...], Any]()
+        self._opener, self.opened, self._lock = opener, dict[tuple[int, ...], Any](), threading.Lock()
 
     def __call__(self, seed: int, indices: Sequence[int], stream: int) -> Any:
         key = (seed, stream, *indices)
-        if key not in self.opened:
-            self.opened[key] = self._opener(seed, indices, stream)
-            self.opened[key].close = lambda: None
-        return self.opened[key]
+        with self._lock:
+            if key not in self.opened:
+                self.opened[key] = self._opener(seed, indices, stream)
+                self.opened[key].close = lambda: None
+            return self.opened[key]
 
 
 def _bare_emulator(kept: _Kept, config: TrainConfig, seconds: float) -> dict[str, float]:

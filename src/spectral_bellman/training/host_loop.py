@@ -272,7 +272,7 @@ class HostLoop:
         taken: list[NDArray[np.int32]] = []
         lengths = np.zeros(count, int)
         for time_ in range(config.eval_max_steps):
-            action, stack = self._program("act greedily", policy, stack, frame, first, key, np.int32(time_))
+            stack, action = self._program("act greedily", policy, stack, frame, first, key, np.int32(time_))
             taken.append(np.asarray(action))
             step = environments.step(taken[-1], running)
             returns += np.where(running, step.reward, 0)
@@ -343,7 +343,7 @@ class HostLoop:
         last: Any = self._blank
         for t in range(config.round_steps):
             when = np.array([number, t, group], np.int32)
-            action, actor, stack, page = self._program("act", policy, actor, stack, page, frame, first, self._key, when)
+            actor, stack, page, action = self._program("act", policy, actor, stack, page, frame, first, self._key, when)
             step = environments.step(np.asarray(action))
             reward[t], discount[t] = step.reward, 1 - step.terminated
             truncated[t], done[t] = step.truncated, step.first
@@ -443,7 +443,11 @@ class HostLoop:
         return names
 
     def _definitions(self) -> dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...]]]:
-        """Name -> (function, arguments given away, shapes of the arguments)."""
+        """Name -> (function, arguments given away, shapes of the arguments).
+
+        What is given away comes back first and in the same order, so that each result takes the place of its own argument: where it
+        takes another's, XLA moves that out of the way, and on a GPU in a wrong order (jax 0.11).
+        """
         config, agent, count = self.config, self.agent, jax.ShapeDtypeStruct((), jnp.int32)
         state, replay = self.shapes(), self.replay_shapes()
         learner, scene = state.learner, state.scenes[0]
@@ -474,8 +478,6 @@ class HostLoop:
             "keys": (self._keys_of, (), (key, count)),
             "count": (self._count, (0,), (learner.tally, _told(parts), count)),
             "store": (self._store, (0,), (replay, placed(parts))),
-            # The state passes through these two, and is only given away below: where XLA can write a result over an argument other
-            # than its own, it moves the others out of the way in an order that is wrong on a GPU (jax 0.11).
             "begin": (agent.begin, (), (learner.agent, count)),
             "publish": (
                 lambda state, replay, key, number: self._publish(state, agent.select(replay, key), key, number),
@@ -535,20 +537,20 @@ class HostLoop:
 
     def _act(
         self, policy: Policy, actor: Actor, stack: Array, page: Page, frame: Array, first: Array, key: RandomKey, when: Array
-    ) -> tuple[Array, Actor, Array, Page]:
+    ) -> tuple[Actor, Array, Page, Array]:
         key = jax.random.fold_in(jax.random.fold_in(rounds.collection_key(key, when[0]), when[1]), when[2])
         stack = push_frame(stack, frame, first) if self._stack else stack
         seen = stack if self._stack else frame
         action, prob, actor = self.agent.act(policy, actor, Timestep(seen, first), key)
         written = Page(frame, first, action, prob)
-        return action, actor, stack, jax.tree.map(lambda rows, row: rows.at[when[1]].set(row), page, written)
+        return actor, stack, jax.tree.map(lambda rows, row: rows.at[when[1]].set(row), page, written), action
 
     def _act_greedily(
         self, policy: Policy, stack: Array, frame: Array, first: Array, key: RandomKey, time: Array
     ) -> tuple[Array, Array]:
         seen = push_frame(stack, frame, first) if self._stack else frame
         key = jax.random.fold_in(key, time)
-        return self.agent.act_greedily(policy, seen, self.config.eval_epsilon, key)[0], seen if self._stack else stack
+        return seen if self._stack else stack, self.agent.act_greedily(policy, seen, self.config.eval_epsilon, key)[0]
 
     def _keys_of(self, key: RandomKey, number: Array) -> tuple[RandomKey, ...]:
         keys = jax.random.split(rounds.learning_key(key, number), 3)
