@@ -1,5 +1,6 @@
 """The presets are the paper's rows, and all of them build."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,14 +73,24 @@ def test_a_preset_goes_before_its_family():
     assert (paper.ridge, paper.batch) == (0.1, 256)
 
 
+def test_on_atari_the_td_loss_has_a_learning_rate_of_its_own():
+    for preset in PRESETS.keys() - {"sbm-dqn-ts-paper"}:
+        config = preset_settings(preset, "atari")[1]
+        assert config.learning_rate == (2.5e-4 if config.representation == "td" else 1e-3)
+
+
 def test_dqn_has_one_plain_output_an_action():
     config = preset_settings("dqn", "jax")[1]
     agent = Agent(config, jax.ShapeDtypeStruct((4,), jnp.float32), 3)
     state = agent.init(jax.random.key(0))
     np.testing.assert_array_equal(state.theta, [1])
     observation = jnp.asarray([[0.3, -2.0, 1.0, 4.0]])
-    outputs = state.network.head(state.network.torso(observation[0]))
-    values = features(state.network, observation, config) @ state.theta
+    np.testing.assert_array_equal(features(state.network, observation, config) @ state.theta, np.zeros((1, 3)))
+    network = eqx.tree_at(
+        lambda x: x.head.weight, state.network, jax.random.normal(jax.random.key(1), state.network.head.weight.shape)
+    )
+    outputs = network.head(network.torso(observation[0]))
+    values = features(network, observation, config) @ state.theta
     np.testing.assert_allclose(values, outputs[None], rtol=1e-5)
     assert np.linalg.norm(values) > 0
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spectral_bellman.networks import feature_network
-from spectral_bellman.networks.features import MLP, MinAtarCNN, NatureCNN, patches, started, torso_for
+from spectral_bellman.networks.features import MLP, MinAtarCNN, NatureCNN, convolve, started, torso_for
 
 KEY = jax.random.key(0)
 
@@ -147,10 +147,13 @@ def test_layers_of_a_network_are_drawn_apart():
             assert abs(np.corrcoef(weights[i].ravel(), weights[j].ravel())[0, 1]) < 0.6
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.uint8])
 @pytest.mark.parametrize(("size", "stride", "height", "width"), [(8, 4, 84, 84), (4, 2, 21, 18), (3, 1, 9, 7)])
-def test_a_convolution_is_a_product_of_patches(size, stride, height, width):
-    x = jax.random.normal(jax.random.key(0), (height, width, 3))
-    weight = jax.random.normal(jax.random.key(1), (5, 3 * size * size))
-    kernel = jnp.moveaxis(filters_of(weight, size, stride), 0, -1)
-    expected = jax.lax.conv_general_dilated(x[None], kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    np.testing.assert_allclose(patches(x, size, stride) @ weight.T, expected[0], rtol=1e-4, atol=1e-4)
+def test_a_convolution_is_a_product_of_patches(size, stride, height, width, dtype):
+    layer = with_biases(started(eqx.nn.Linear(3 * size * size, 5, key=KEY), KEY))
+    x = jax.random.randint(jax.random.key(0), (height, width, 3), 0, 256).astype(dtype)
+    kernel = jnp.moveaxis(filters_of(layer.weight, size, stride), 0, -1)
+    image = x[None].astype(jnp.float32) / (255 if dtype == jnp.uint8 else 1)
+    expected = jax.lax.conv_general_dilated(image, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    found = convolve(layer, x, size, stride)
+    np.testing.assert_allclose(found - layer.bias[None, None], expected[0], rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))

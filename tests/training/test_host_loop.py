@@ -321,7 +321,7 @@ def test_actions_are_chosen_by_the_frames_of_the_episode(open_loop, monkeypatch,
     def spy(name, *arguments):
         answer = program(name, *arguments)
         if name == "act":
-            seen.extend(zip(np.array(answer[2]), np.array(answer[0]), strict=True))
+            seen.extend(zip(np.array(answer[1]), np.array(answer[3]), strict=True))
         return answer
 
     monkeypatch.setattr(loop, "_program", spy)

@@ -73,7 +73,7 @@ class MinAtarCNN(eqx.Module):
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (height, width, channels)."""
-        x = jax.nn.relu(jax.vmap(jax.vmap(self.convolution))(patches(observation.astype(jnp.float32), 3, 1)))
+        x = jax.nn.relu(convolve(self.convolution, observation.astype(jnp.float32), 3, 1))
         return jax.nn.relu(self.dense(x.ravel()))
 
 
@@ -95,11 +95,9 @@ class NatureCNN(eqx.Module):
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (frames, height, width) of bytes."""
-        x, scale = jnp.moveaxis(observation, 0, -1), 1 / 255
+        x = jnp.moveaxis(observation, 0, -1)
         for layer, (_, size, stride) in zip(self.convolutions, NATURE, strict=True):
-            # Bytes stay bytes until they are multiplied: as floats the patches of the first layer are the largest of all arrays.
-            seen = patches(x, size, stride).astype(jnp.float32) * scale
-            x, scale = jax.nn.relu(jax.vmap(jax.vmap(layer))(seen)), 1.0
+            x = jax.nn.relu(convolve(layer, x, size, stride))
         return jax.nn.relu(self.dense(x.ravel()))
 
 
@@ -107,19 +105,27 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Filters, their size and their stride."""
 
 
-def patches(x: Shaped[Array, "height width channels"], size: int, stride: int) -> Shaped[Array, "rows columns patch"]:
-    """What each place of a size×size filter sees: a convolution is the product of this with the filters.
+def convolve(
+    layer: eqx.nn.Linear, x: Shaped[Array, "height width channels"], size: int, stride: int
+) -> Float[Array, "rows columns filters"]:
+    """The layer on every size×size patch of a picture; bytes are taken from 0 to 1.
 
     XLA's own convolution is many times slower on a CPU; on a GPU it is cuDNN's, which breaks up CUDA graphs and need not give the
     same bits twice. A patch is put together of stride×stride blocks, (size / stride)² of them.
     """
     assert size % stride == 0
     height, width, channels = x.shape
-    rows, columns, blocks = (height - size) // stride + 1, (width - size) // stride + 1, size // stride
-    tall, wide = rows - 1 + blocks, columns - 1 + blocks
-    x = x[: tall * stride, : wide * stride].reshape(tall, stride, wide, stride, channels)
-    x = x.transpose(0, 2, 1, 3, 4).reshape(tall, wide, stride * stride * channels)
-    return jnp.concatenate([x[i : i + rows, j : j + columns] for i in range(blocks) for j in range(blocks)], axis=-1)
+    rows, columns, across = (height - size) // stride + 1, (width - size) // stride + 1, size // stride
+    tall, wide = rows - 1 + across, columns - 1 + across
+    blocks = x[: tall * stride, : wide * stride].reshape(tall, stride, wide, stride, channels)
+    blocks = blocks.transpose(0, 2, 1, 3, 4).reshape(tall, wide, stride * stride * channels)
+    seen = [blocks[i : i + rows, j : j + columns] for i in range(across) for j in range(across)]
+    if x.dtype != jnp.uint8:
+        return jax.vmap(jax.vmap(layer))(jnp.concatenate(seen, axis=-1))
+    # Block by block: as floats and side by side, the patches of a screen would be the largest arrays of all.
+    assert layer.bias is not None
+    parts = jnp.split(layer.weight.T / 255, len(seen))
+    return sum(block.astype(jnp.float32) @ part for block, part in zip(seen, parts, strict=True)) + layer.bias[None, None]
 
 
 def torso_for(observation: jax.ShapeDtypeStruct) -> str:
