@@ -19,7 +19,8 @@ from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.environments.gym import HostStep
 from spectral_bellman.replay import rows
 from spectral_bellman.training.config import TrainConfig
-from spectral_bellman.training.host_loop import HostLoop, Pieces
+from spectral_bellman.training.host_loop import HostLoop
+from spectral_bellman.training.pieces import Pieces
 
 STEPS, ENVS, ROUNDS = 5, 4, 6
 AGENT = AgentConfig(
