@@ -130,6 +130,35 @@ def report(folders: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = N
     report(list(folders), out, Console())
 
 
+def suite(
+    name: tyro.conf.Positional[str] = "",
+    out: Path = Path("out/suites"),
+    keep: Path = Path("results"),
+    minutes: float = 0.0,
+    at_once: int = 1,
+    dry_run: bool = False,
+) -> None:
+    """Run what a suite of runs lacks: begin what is missing, resume what was cut, keep what has finished.
+
+    Args:
+      name: the suite; without it, all are listed.
+      out: folder for the runs and their checkpoints, in a folder with the suite's name.
+      keep: folder for finished runs, likewise: config, summary and a thinned log. What is there is not run again.
+      minutes: stop after so many, with nothing lost; 0 for never.
+      at_once: runs side by side, which share the accelerator and divide the cores.
+      dry_run: say what would be run, and stop.
+    """
+    from spectral_bellman.training.suite import SUITES, suite
+
+    if name:
+        suite(name, out, keep, minutes, at_once, dry_run, Console())
+        return
+    table = Table("suite", "what it shows")
+    for key, value in SUITES.items():
+        table.add_row(key, value.what)
+    Console().print(table)
+
+
 def presets() -> None:
     """List the agents."""
     from spectral_bellman.agents.presets import PRESETS
@@ -182,6 +211,7 @@ COMMANDS: dict[str, Any] = {
     "resume": resume,
     "evaluate": evaluate,
     "report": report,
+    "suite": suite,
     "presets": presets,
     "envs": envs,
     "bench": bench,

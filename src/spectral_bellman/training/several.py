@@ -1,11 +1,13 @@
 """Several runs at once on one machine, each a process of its own: they share the accelerator and divide the cores."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +15,8 @@ from rich.markup import escape
 
 MEMORY_SHARE = 0.9
 """Of the accelerator's memory, divided among the runs."""
+STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
+"""How a run ends that was stopped before it had begun."""
 
 
 def environments_in(names: str) -> list[str]:
@@ -28,48 +32,79 @@ def environments_in(names: str) -> list[str]:
     return found
 
 
-def side_by_side(commands: Mapping[str, Sequence[str]], console: Console) -> None:
-    """Run ``sbm`` with each list of arguments until all have ended; what they say is shown with their names before it.
+def side_by_side(
+    commands: Mapping[str, Sequence[str]],
+    console: Console,
+    at_once: int = 0,
+    minutes: float = 0.0,
+    ended: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run ``sbm`` with each list of arguments; what they say is shown with their names before it.
 
     A stop (Ctrl-C, SIGTERM) reaches all of them, and each leaves a checkpoint. One that fails does not stop the others.
-    """
-    shares = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_SHARE / len(commands):.3f}", "PYTHONUNBUFFERED": "1"}
-    environment = {**shares, **os.environ}
-    running: dict[str, subprocess.Popen[str]] = {}
-    readers = []
-    for name, arguments in commands.items():
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spectral_bellman.cli", *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C comes to us, and we hand it on once
-        )
-        running[name] = process
-        readers.append(threading.Thread(target=_show, args=(name, process.stdout, console), daemon=True))
-        readers[-1].start()
 
-    def hand_on(number: int, _: Any) -> None:
-        for process in running.values():
+    Args:
+      commands: name -> arguments.
+      console: where they speak.
+      at_once: how many run at a time; 0 for all.
+      minutes: after which they are stopped as if by Ctrl-C; 0 for never.
+      ended: told the name of each that has ended well.
+    """
+    at_once = at_once or len(commands)
+    shares = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_SHARE / at_once:.3f}", "PYTHONUNBUFFERED": "1"}
+    environment = {**shares, **os.environ}
+    waiting, failed, stopping, until = list(commands), list[str](), list[int](), time.monotonic() + 60 * (minutes or math.inf)
+    running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+
+    def hand_on(number: int, _: Any = None) -> None:
+        stopping.append(number)
+        waiting.clear()
+        for process, _ in running.values():
             if process.poll() is None:
                 process.send_signal(number)
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
     try:
-        failed = [name for name, process in running.items() if process.wait() != 0]
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name = waiting.pop(0)
+                running[name] = _begin(name, commands[name], environment, console)
+            if time.monotonic() > until:
+                until = math.inf
+                hand_on(signal.SIGINT)
+            for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                process, reader = running.pop(name)
+                reader.join()
+                if process.returncode == 0:
+                    ended(name)
+                elif not (stopping and process.returncode in STOPPED):
+                    failed.append(name)
+            time.sleep(0.1)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for process in running.values():
-            if process.poll() is None:
-                process.terminate()
-    for reader in readers:
-        reader.join()
+        for process, _ in running.values():
+            process.terminate()
     if failed:
         raise ValueError(f"{', '.join(failed)} did not end well: what went wrong is said above; the others are whole")
+
+
+def _begin(
+    name: str, arguments: Sequence[str], environment: dict[str, str], console: Console
+) -> tuple[subprocess.Popen[str], threading.Thread]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spectral_bellman.cli", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,  # Ctrl-C comes to us, and we hand it on once
+    )
+    reader = threading.Thread(target=_show, args=(name, process.stdout, console), daemon=True)
+    reader.start()
+    return process, reader
 
 
 def cores_for_each(runs: int) -> int:

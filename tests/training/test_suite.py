@@ -1,0 +1,120 @@
+"""Suites: what is missing is run, what was cut is resumed, what is finished is kept and not run again."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from spectral_bellman.analysis.runs import load_run
+from spectral_bellman.training import suite as suites
+from spectral_bellman.training.suite import SUITES, Block, Suite, keep_finished, plan, suite
+
+TINY = Suite("a test", (Block(("dqn", "sbm-dqn-ts"), ("deep_sea/3",), 3, {"frames": 90}),))
+
+
+def names(wanted, out, keep):
+    return [job.name for job in plan(wanted, out, keep)[0]]
+
+
+def pretend(folder, config, *, finished=True, returns=(0.0,)):
+    """A run as training leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    lines = [{"seed": s, "frames": i + 1, "return": value} for i, value in enumerate(returns) for s in seeds]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if finished:
+        (folder / "summary.json").write_text(json.dumps({"frames": config.frames}), encoding="utf-8")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return tmp_path / "out", tmp_path / "keep"
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_can_be_planned(name, folders, monkeypatch):
+    monkeypatch.setattr(suites, "_fits", lambda config: config.seeds)
+    monkeypatch.setattr(suites, "HUMAN", {})
+    wanted = SUITES[name]
+    if name == "atari-55":
+        block = wanted.blocks[0]
+        assert (len(block.presets), len(block.envs), block.seeds) == (8, 55, 10)
+        wanted = Suite("", (block._replace(envs=block.envs[:2]),))
+    planned = names(wanted, *folders)
+    assert len(planned) == len(set(planned)) > 0
+
+
+def test_only_what_is_missing_is_planned(folders):
+    out, keep = folders
+    assert names(TINY, out, keep) == ["dqn-deep_sea-3-seed-0-2", "sbm-dqn-ts-deep_sea-3-seed-0-2"]
+    config = plan(TINY, out, keep)[0][0].config
+    # Seed 1 is kept, seed 0 was cut.
+    pretend(keep / "a", dataclasses.replace(config, first_seed=1, seeds=1))
+    pretend(out / "dqn-deep_sea-3-seed-0", dataclasses.replace(config, seeds=1), finished=False)
+    jobs, finished = plan(TINY, out, keep)
+    assert [job.name for job in jobs] == ["dqn-deep_sea-3-seed-0", "dqn-deep_sea-3-seed-2", "sbm-dqn-ts-deep_sea-3-seed-0-2"]
+    assert finished == 1
+    assert suites._arguments(jobs[0], 1) == ["resume", str(out / "dqn-deep_sea-3-seed-0")]
+    assert suites._arguments(jobs[1], 1)[:4] == ["train", "dqn", "--env", "deep_sea/3"]
+
+
+@pytest.mark.parametrize("change", [{"frames": 45}, {"replay_capacity": 900}, {"agent": {"learning_rate": 0.5}}])
+def test_a_run_with_other_settings_does_not_count(folders, change):
+    out, keep = folders
+    config = plan(TINY, out, keep)[0][0].config
+    change = {k: dataclasses.replace(config.agent, **v) if k == "agent" else v for k, v in change.items()}
+    pretend(keep / "a", dataclasses.replace(config, **change))
+    assert names(TINY, out, keep)[0] == "dqn-deep_sea-3-seed-0-2"
+
+
+def test_seeds_are_divided_into_runs_that_fit(folders, monkeypatch):
+    monkeypatch.setattr(suites, "_fits", lambda config: 2)
+    assert names(TINY, *folders)[:2] == ["dqn-deep_sea-3-seed-0-1", "dqn-deep_sea-3-seed-2"]
+
+
+def test_what_fits_is_bounded_by_the_memory_there_is(folders, monkeypatch):
+    config = plan(TINY, *folders)[0][0].config
+    assert suites._fits(config) >= 3
+    monkeypatch.setattr(suites.memory, "limit", lambda: 1)
+    assert suites._fits(config) == 1
+
+
+def test_a_thinned_log_has_the_last_point_and_every_evaluation(folders):
+    out, keep = folders
+    config = plan(TINY, out, keep)[0][0].config
+    pretend(out / "a", config, returns=[i / 3 for i in range(1_000)])
+    with (out / "a" / "metrics.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"seed": 0, "frames": 7, "eval_return": 0.123456789}) + "\n")
+    keep_finished(out, keep)
+    run = load_run(keep / "a")
+    assert suites.KEPT_POINTS / 2 < len(run.records) / config.seeds <= suites.KEPT_POINTS + 1
+    assert {"seed": 2, "frames": 1_000, "return": 333} in run.records
+    assert run.records[-1] == {"seed": 0, "frames": 7, "eval_return": 0.12346}
+    assert run.config == json.loads((out / "a" / "config.json").read_bytes())
+
+
+def test_a_suite_runs_stops_goes_on_and_is_done(folders, monkeypatch):
+    out, keep = folders
+    wanted = Suite("a test", (Block(("dqn",), ("deep_sea/3",), 2, {"frames": 30, "eval_episodes": 1}),))
+    monkeypatch.setitem(SUITES, "tiny", wanted)
+    console = Console(file=io.StringIO(), width=300)
+    # No time at all: stopped as soon as it is begun.
+    suite("tiny", out, keep, 1e-6, 1, False, console)
+    assert "1 runs are not finished, nothing is lost" in console.file.getvalue()
+    suite("tiny", out, keep, 0.0, 1, False, console)
+    assert "1 of 1 runs finished" in console.file.getvalue()
+    run = load_run(keep / "tiny" / "dqn-deep_sea-3-seed-0-1")
+    assert run.seeds == [0, 1]
+    assert max(record["frames"] for record in run.records) == 30
+    before = sorted(path.stat().st_mtime_ns for path in (out / "tiny").rglob("*"))
+    suite("tiny", out, keep, 0.0, 1, False, console)
+    assert sorted(path.stat().st_mtime_ns for path in (out / "tiny").rglob("*")) == before
+    assert "1 runs are finished, 0 are not" in console.file.getvalue()
+
+
+def test_an_unknown_suite_is_answered_with_the_nearest(folders):
+    with pytest.raises(ValueError, match="did you mean minatar-dqn"):
+        suite("minatar-dqm", *folders, 0.0, 1, False, Console(file=io.StringIO()))
