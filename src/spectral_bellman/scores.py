@@ -90,6 +90,16 @@ ATARI_EXPLORE = (
 """The paper's nine games with sparse rewards or late ones."""
 
 
+MINATAR: dict[str, tuple[float, float]] = {
+    "asterix": (10.0, 0.45),
+    "breakout": (10.0, 0.54),
+    "freeway": (50.0, 0.14),
+    "seaquest": (10.0, 0.10),
+    "space_invaders": (50.0, 2.96),
+}
+"""What counts as 1 and as 0 on MinAtar: round numbers in the range of the authors' DQN, and random play (512 episodes of each)."""
+
+
 class Estimate(NamedTuple):
     """A number and the ends of its confidence interval."""
 
@@ -133,6 +143,20 @@ def human_normalized(game: str, score: int | float | ArrayLike) -> float | NDArr
         )
     normalized = (np.asarray(score, np.float64) - RANDOM[rom]) / (HUMAN[rom] - RANDOM[rom])
     return normalized if normalized.ndim else float(normalized)
+
+
+def normalized(env: str, score: NDArray[np.floating]) -> NDArray[np.float64] | None:
+    """Scores on an environment, fit to be averaged with those on others.
+
+    Human-normalised for the paper's Atari games, by ``MINATAR`` for its five; None for environments without such constants.
+    """
+    family, _, game = env.partition("/")
+    if family == "atari" and game in HUMAN:
+        return np.asarray(human_normalized(game, score))
+    if family == "minatar" and game in MINATAR:
+        one, zero = MINATAR[game]
+        return (np.asarray(score, np.float64) - zero) / (one - zero)
+    return None
 
 
 def aggregate(scores: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0) -> dict[str, Estimate]:

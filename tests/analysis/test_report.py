@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from spectral_bellman.analysis.report import Group, curves_figure, diagnostics_figure, group_runs, report, summarise
+from spectral_bellman.analysis.groups import Group, group_runs
+from spectral_bellman.analysis.report import curves_figure, diagnostics_figure, report, summarise
 from spectral_bellman.analysis.runs import Run
 from spectral_bellman.analysis.statistics import bootstrap_interval
 
@@ -208,7 +210,14 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
     save(Run(tmp_path, {"preset": "new", "env": "gym/x"}, []), tmp_path / "runs" / "c")
     console = Console(width=200, record=True, file=io.StringIO())
     written = report([tmp_path / "runs"], tmp_path / "out", console)
-    assert [path.name for path in written] == ["curves.png", "diagnostics.png", "table.md", "report.json"]
+    assert [path.name for path in written] == [
+        "curves.png",
+        "diagnostics.png",
+        "table.md",
+        "tables.tex",
+        "index.html",
+        "report.json",
+    ]
     printed = console.export_text()
     assert all(f"Written: {path}" in printed for path in written)
     assert f"Nothing logged yet, left out: {tmp_path / 'runs' / 'c'}" in printed
@@ -218,6 +227,8 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
         assert image.shape[1] > 500
         assert len(np.unique(image[..., :3] @ np.array([1, 10, 100]))) > 20
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines() == [
+        "## Final scores",
+        "",
         "| env | agent | seeds | frames | score | mean | median | IQM | frames/s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| atari/Pong | dqn | 1 | 20 | training | 1,500 | 1,500 | 1,500 | 500 |",
@@ -227,6 +238,10 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
         "- training: the return of the training policy, mean over the last 10% of log points",
         "- [ ]: 95% bootstrap interval over seeds",
     ]
+    assert "breakout & ts & 2 & 20 & greedy & 13 [12, 14]" in (tmp_path / "out" / "tables.tex").read_text(encoding="utf-8")
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert all(link.startswith("data:") for link in re.findall(r'(?:src|href)="([^"]*)', page))  # nothing but itself
     numbers = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
     assert numbers["provenance"]["command"]
     assert [group["mean"]["value"] for group in numbers["groups"]] == [1500, 13]
@@ -238,7 +253,7 @@ def test_missing_scores_and_uneven_runs_are_told_in_the_table(tmp_path: Path) ->
     save(make([[None, None], [1.0, 2.0]]), tmp_path / "runs" / "a")
     save(make([[4.0] * 3], first=2), tmp_path / "runs" / "b")
     report([tmp_path / "runs"], tmp_path / "out", Console(quiet=True))
-    row = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()[2]
+    row = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()[4]
     assert "| 2 of 3 | 20–30 | training | 3 [2, 4] |" in row
 
 

@@ -1,11 +1,10 @@
-"""Runs compared: a table of final scores and figures of their curves, with intervals over seeds."""
+"""Runs compared: tables of final scores and figures of their curves, with intervals over seeds, as files and as one page."""
 
-import json
+import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,11 +13,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from spectral_bellman.analysis import aggregate
+from spectral_bellman.analysis.groups import SCORES, Group, group_runs
+from spectral_bellman.analysis.page import page
 from spectral_bellman.analysis.provenance import provenance, write_json
-from spectral_bellman.analysis.runs import Run, find_runs, load_run, series
+from spectral_bellman.analysis.runs import find_runs, load_run
+from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, latex, markdown, on_screen
 from spectral_bellman.analysis.statistics import Interval, Statistic, bootstrap_interval, iqm
 
 STATISTICS: dict[str, Statistic] = {"mean": np.mean, "median": np.median, "IQM": iqm}
@@ -28,67 +29,12 @@ STROKES = ("-", "--", ":", "-.")
 STEPS = "frames (= agent steps)"
 FRAMES = {"minatar": STEPS, "deep_sea": STEPS, "gym": STEPS, "atari": "frames (4 an agent step)"}
 """What a frame is, by the family of the environment (its name up to the slash)."""
-SCORES = {
-    "eval_return": ("greedy", "greedy: the last evaluation of each seed"),
-    "return": ("training", "training: the return of the training policy, mean over the last 10% of log points"),
-}
 CAPTION = "[ ]: 95% bootstrap interval over seeds"
 DIAGNOSTIC = "diagnostic/"
 
 
-class Final(NamedTuple):
-    """The score that each seed of a group ends with."""
-
-    key: str
-    """What it is made of, a key of ``SCORES``."""
-    values: np.ndarray
-    """NaN for a seed that never finished an episode."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """One agent in one environment: the seeds of all its runs."""
-
-    env: str
-    agent: str
-    runs: Sequence[Run]
-
-    @property
-    def frames(self) -> list[int]:
-        """How far each run has come."""
-        return [max(record["frames"] for record in run.records) for run in self.runs]
-
-    @property
-    def frames_per_s(self) -> float:
-        """The median over log lines, which the first one, with the compilation in it, does not move."""
-        speeds = [record.get("frames_per_s") for run in self.runs for record in run.records]
-        known = [speed for speed in speeds if speed is not None]
-        return float(np.median(known)) if known else math.nan
-
-    def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Frames (T,) and values (seeds, T) of a key; seeds of runs without that key are left out.
-
-        Where runs logged at different frames, all are read off at those of the longest: NaN beyond the end of a run.
-        """
-        parts = [series(run, key) for run in self.runs if key in run.keys]
-        if not parts:
-            return np.zeros(0, int), np.zeros((0, 0))
-        grid = max((frames for frames, _ in parts), key=lambda frames: int(frames[-1]))
-        rows = [np.interp(grid, frames, row, left=np.nan, right=np.nan) for frames, values in parts for row in values]
-        return grid, np.array(rows)
-
-    def final(self) -> Final:
-        """The last evaluation of each seed; if a run has none, for all seeds the training return of the last 10% of log points."""
-        key = "eval_return" if all("eval_return" in run.keys for run in self.runs) else "return"
-        rows = [row for run in self.runs for row in series(run, key)[1]]
-        if key == "return":
-            rows = [row[-math.ceil(len(row) / 10) :] for row in rows]
-        known = [row[np.isfinite(row)] for row in rows]
-        return Final(key, np.array([np.nan if not len(row) else row.mean() if key == "return" else row[-1] for row in known]))
-
-
 def report(folders: list[Path], out: Path | None, console: Console) -> list[Path]:
-    """Print the table and write it with the figures and the numbers; returns the paths written.
+    """Print the tables and write them with the figures and the numbers; returns the paths written.
 
     They go to ``out``: by default the folder of the run if there is one, else ``out/report``.
     """
@@ -103,50 +49,41 @@ def report(folders: list[Path], out: Path | None, console: Console) -> list[Path
             f"nothing logged yet in {', '.join(map(str, paths))}; come back when a run has written its first line"
         )
     rows = [summarise(group) for group in groups]
+    with console.status("intervals"):
+        fields = aggregate.fields(groups)
+        sheets = [sheet(field) for field in fields for sheet in (aggregate.aggregate_sheet, aggregate.games_sheet)]
+        sheets.append(scores_sheet(rows))
+        figures = {
+            "games.png": ("Over all games", games_figure(fields)),
+            "curves.png": ("Each environment", curves_figure(groups)),
+            "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
+        }
     facts = provenance()
     if out is None:
         out = paths[0] if len(paths) == 1 else Path("out") / "report"
     out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in (("curves.png", curves_figure(groups)), ("diagnostics.png", diagnostics_figure(groups))):
+    pictures = {}
+    for name, (caption, figure) in figures.items():
         if figure is not None:
-            figure.savefig(out / name, dpi=150)
-            written.append(out / name)
-    (out / "table.md").write_text(_markdown(rows), encoding="utf-8")
+            file = io.BytesIO()
+            figure.savefig(file, dpi=150, format="png")
+            (out / name).write_bytes(file.getvalue())
+            pictures[caption] = file.getvalue()
+    written = [out / name for name, (_, figure) in figures.items() if figure is not None]
+    texts = {
+        "table.md": "\n".join(map(markdown, sheets)),
+        "tables.tex": "\n".join(map(latex, sheets)),
+        "index.html": page("Runs compared", sheets, pictures, {**facts, "runs": [str(path) for path in paths]}),
+    }
+    for name, text in texts.items():
+        (out / name).write_text(text, encoding="utf-8")
     write_json(out / "report.json", {"provenance": facts, "confidence": 0.95, "groups": rows})
-    written += [out / "table.md", out / "report.json"]
-    console.print(_table(rows))
+    written += [*(out / name for name in texts), out / "report.json"]
+    for sheet in sheets:
+        console.print(on_screen(sheet))
     for path in written:
         console.print(f"Written: {path}", soft_wrap=True, markup=False)
     return written
-
-
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs of one preset in one environment pooled, except where settings of the agent differ, which the label then names."""
-    settings = [_flat(run.config.get("agent") or {}) for run in runs]
-    # A setting is named if it differs within an environment: one that only goes with the environment tells no agents apart.
-    differing: dict[str, set[str]] = {}
-    for i, run in enumerate(runs):
-        for j, other in enumerate(runs[:i]):
-            if (run.config["env"], run.config["preset"]) == (other.config["env"], other.config["preset"]):
-                keys = {key for key in settings[i] | settings[j] if settings[i].get(key) != settings[j].get(key)}
-                differing.setdefault(run.config["preset"], set()).update(keys)
-    pooled: dict[tuple[str, str], list[Run]] = {}
-    for run, setting in zip(runs, settings, strict=True):
-        preset = run.config["preset"]
-        named = ", ".join(f"{key}={setting.get(key, 'unset')}" for key in sorted(differing.get(preset, ())))
-        pooled.setdefault((run.config["env"], f"{preset} ({named})" if named else preset), []).append(run)
-    for (env, agent), members in pooled.items():
-        owner: dict[int, Path] = {}
-        for run in members:
-            for seed in run.seeds:
-                if seed in owner:
-                    place = f"{owner[seed]} and {run.folder}"
-                    raise ValueError(
-                        f"seed {seed} of {agent} in {env} is in both {place}; give one of them, or train with other seeds"
-                    )
-                owner[seed] = run.folder
-    return [Group(env, agent, members) for (env, agent), members in sorted(pooled.items(), key=lambda item: item[0])]
 
 
 def summarise(group: Group) -> dict[str, Any]:
@@ -180,6 +117,28 @@ def curves_figure(groups: Sequence[Group]) -> Figure:
         panel.set(title=env, ylabel=names[key])
     several = any(len(run.seeds) > 1 for group in groups for run in group.runs) or any(len(group.runs) > 1 for group in groups)
     _legend(figure, groups, "mean over seeds, 95% bootstrap interval, single seeds faint" if several else None)
+    return figure
+
+
+def games_figure(fields: Sequence[aggregate.Field]) -> Figure | None:
+    """For each field of games the IQM against frames, and beside it the share of runs above each score."""
+    if not fields:
+        return None
+    figure, axes = _grid([[(field.title, side) for side in ("curve", "profile")] for field in fields], width=5.2, height=3.6)
+    groups = [group for field in fields for parts in field.agents.values() for group in parts]
+    styles = _styles(groups)
+    for field in fields:
+        left, right = axes[field.title, "curve"], axes[field.title, "profile"]
+        for agent in field.agents:
+            for panel, (x, interval) in ((left, aggregate.curve(field, agent)), (right, aggregate.profile(field, agent))):
+                panel.plot(x, interval.value, **styles[agent], lw=1.8, label=agent)
+                if np.isfinite(interval.low).all():
+                    panel.fill_between(x, interval.low, interval.high, color=styles[agent]["color"], alpha=0.17, lw=0)
+        _tidy(left, field.games[0])
+        _tidy(right)
+        left.set(title=field.title, ylabel=f"IQM of the {field.score}")
+        right.set(title=field.title, ylabel="share of runs above", xlabel=field.score)
+    _legend(figure, groups, "95% stratified bootstrap interval")
     return figure
 
 
@@ -222,13 +181,19 @@ def _draw(panel: Axes, groups: Sequence[Group], env: str, key: str, *, single_se
             panel.fill_between(frames[whole], interval.low, interval.high, color=style["color"], alpha=0.17, lw=0)
         panel.plot(frames[whole], interval.value, **style, **marker, lw=1.8, label=group.agent)
         drawn.append(interval.value)
-    panel.set_xlabel(FRAMES.get(env.partition("/")[0], "frames"))
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    _tidy(panel, env)
+    return np.concatenate(drawn)
+
+
+def _tidy(panel: Axes, env: str | None = None) -> None:
+    """Grid and frame; with an environment, frames along the bottom."""
+    if env is not None:
+        panel.set_xlabel(FRAMES.get(env.partition("/")[0], "frames"))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     panel.set_xlim(left=0)
     panel.grid(alpha=0.25, lw=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    return np.concatenate(drawn)
 
 
 def _grid(rows: Sequence[Sequence[tuple[str, str]]], width: float, height: float) -> tuple[Figure, dict[tuple[str, str], Axes]]:
@@ -269,17 +234,6 @@ def _rows(panels: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[st
     return [list(panels[i : i + columns]) for i in range(0, len(panels), columns)]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as text under dotted names."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return flat
-
-
 def _number(value: float | np.ndarray) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -288,52 +242,25 @@ def _interval(interval: Interval) -> dict[str, float | None]:
     return {name: _number(end) for name, end in interval._asdict().items()}
 
 
-HEADER = ("env", "agent", "seeds", "frames", "score", *STATISTICS, "frames/s")
-
-
-def _cells(row: Mapping[str, Any], between: str) -> list[str]:
-    """A line of the table; ``between`` parts a number from its interval."""
-    known = sum(score is not None for score in row["scores"])
-    frames = sorted({min(row["frames"]), max(row["frames"])})
-    return [
-        row["env"],
-        row["agent"],
-        str(known) if known == len(row["seeds"]) else f"{known} of {len(row['seeds'])}",
-        "–".join(f"{frame:,}" for frame in frames),
-        SCORES[row["score"]][0],
-        *(_text(row[name], between) for name in STATISTICS),
-        "–" if row["frames_per_s"] is None else f"{row['frames_per_s']:,.0f}",
-    ]
-
-
-def _text(interval: Mapping[str, float | None] | None, between: str) -> str:
-    value, low, high = (None,) * 3 if interval is None else (interval[name] for name in Interval._fields)
-    if value is None:
-        return "–"
-    return _short(value) + (f"{between}[{_short(low)}, {_short(high)}]" if low is not None and high is not None else "")
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _captions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def scores_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
+    """A line for each agent in each environment, by what ``summarise`` found."""
+    header = ("env", "agent", "seeds", "frames", "score", *STATISTICS, "frames/s")
     used = {row["score"] for row in rows}
     spread = any(row["mean"] and row["mean"]["low"] is not None for row in rows)
-    return [text for key, (_, text) in SCORES.items() if key in used] + [CAPTION] * spread
+    notes = [text for key, (_, text) in SCORES.items() if key in used] + [CAPTION] * spread
+    return Sheet("Final scores", header, [_cells(row) for row in rows], notes)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    caption = Text("\n".join(_captions(rows)))
-    table = Table(title="Final scores", title_justify="left", caption=caption, caption_justify="left", show_lines=len(rows) > 1)
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in ("env", "agent", "score") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in _cells(row, "\n")))  # Text: brackets are not markup
-    return table
-
-
-def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [HEADER, ["---"] * len(HEADER), *(_cells(row, " ") for row in rows)]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n" + "".join(f"- {text}\n" for text in _captions(rows))
+def _cells(row: Mapping[str, Any]) -> list[Cell]:
+    known = sum(score is not None for score in row["scores"])
+    frames = sorted({min(row["frames"]), max(row["frames"])})
+    speed = row["frames_per_s"]
+    return [
+        Cell(row["env"]),
+        Cell(row["agent"]),
+        Cell(str(known) if known == len(row["seeds"]) else f"{known} of {len(row['seeds'])}", known),
+        Cell("–".join(f"{frame:,}" for frame in frames), frames[-1]),
+        Cell(SCORES[row["score"]][0]),
+        *(estimate(**row[name]) if row[name] else Cell("–") for name in STATISTICS),
+        Cell("–" if speed is None else f"{speed:,.0f}", speed),
+    ]

@@ -1,0 +1,136 @@
+"""What agents come to over several games: scores that can be averaged, as the paper's tables and figures show them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from spectral_bellman import scores
+from spectral_bellman.agents.presets import PRESETS
+from spectral_bellman.analysis.groups import Group
+from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, number
+from spectral_bellman.analysis.statistics import Interval, iqm, stratified_interval
+
+FAMILIES = {"atari": "human-normalised score", "minatar": "normalised score"}
+POINTS = 40
+"""At which a curve over several games is read off."""
+RESAMPLES = 500
+"""Of the bootstrap, for each point of a curve."""
+INTERVAL = "[ ]: 95% interval of a stratified bootstrap over seeds"
+
+
+class Field(NamedTuple):
+    """Agents that have all played the same games."""
+
+    title: str
+    score: str
+    games: tuple[str, ...]
+    """Names of environments."""
+    agents: dict[str, list[Group]]
+    """Agent -> its groups, in the order of the games."""
+
+    def table(self, agent: str) -> np.ndarray:
+        """(seeds, games): normalised final scores, of as many seeds as every game has."""
+        columns = []
+        for group in self.agents[agent]:
+            values = group.final().values
+            normal = scores.normalized(group.env, values[np.isfinite(values)])
+            assert normal is not None
+            columns.append(normal)
+        seeds = min(map(len, columns))
+        return np.stack([column[:seeds] for column in columns], axis=1)
+
+
+def fields(groups: Sequence[Group]) -> list[Field]:
+    """Every set of at least two games that an agent has played, with all the agents that have played them; most games first.
+
+    Games without constants to normalise by, and agents on them without a finished episode, are left out. Of Atari, those of the
+    paper's games with sparse rewards are a field of their own if there are others besides.
+    """
+    found = []
+    for family, score in FAMILIES.items():
+        played: dict[str, dict[str, Group]] = {}
+        for group in groups:
+            values = group.final().values
+            if (
+                group.env.startswith(family + "/")
+                and np.isfinite(values).any()
+                and scores.normalized(group.env, values) is not None
+            ):
+                played.setdefault(group.agent, {})[group.env] = group
+        sets = {tuple(sorted(envs)) for envs in played.values()}
+        explore = {f"atari/{game}" for game in scores.ATARI_EXPLORE}
+        sets |= {tuple(env for env in games if env in explore) for games in sets}
+        for games in sorted(sets, key=lambda games: (-len(games), games)):
+            agents = {agent: [envs[game] for game in games] for agent, envs in sorted(played.items()) if set(games) <= set(envs)}
+            if len(games) >= 2:
+                sparse = " with sparse rewards" if set(games) <= explore else ""
+                names = {"atari": "Atari", "minatar": "MinAtar"}
+                found.append(Field(f"{names[family]}: {len(games)} games{sparse}", score, games, agents))
+    return found
+
+
+def aggregate_sheet(field: Field) -> Sheet:
+    """IQM, median and mean of each agent, and how likely it beats ``dqn``; the paper's tables 1 and 2."""
+    tables = {agent: field.table(agent) for agent in field.agents}
+    found = {agent: scores.aggregate(table) for agent, table in tables.items()}
+    best = {name: max(found, key=lambda agent: found[agent][name].value) for name in ("iqm", "median", "mean")}
+    rows = []
+    for agent, table in tables.items():
+        cells = [_cell(found[agent][name], best[name] == agent and len(found) > 1) for name in best]
+        beats = _cell(scores.probability_of_improvement(table, tables["dqn"])) if "dqn" in tables and agent != "dqn" else Cell("–")
+        preset = PRESETS.get(agent.partition(" ")[0])
+        rows.append([Cell(agent), Cell(preset.row if preset else ""), Cell(str(len(table)), len(table)), *cells, beats])
+    games = ", ".join(game.partition("/")[2].replace("_", " ") for game in field.games)
+    header = ("agent", "the paper's row", "seeds", "IQM", "median", "mean", "P(better than dqn)")
+    return Sheet(f"{field.title}, {field.score}", header, rows, [games, INTERVAL])
+
+
+def games_sheet(field: Field) -> Sheet:
+    """The final score of each agent in each game, as the game gives it; the paper's table by games."""
+    atari = field.games[0].startswith("atari/")
+    header = ["game", *(("random", "human") if atari else ()), *field.agents]
+    rows = []
+    for i, game in enumerate(field.games):
+        name = game.partition("/")[2]
+        ends = [Cell(number(end), end) for end in (scores.RANDOM[name], scores.HUMAN[name])] if atari else []
+        means = {agent: float(np.nanmean(groups[i].final().values)) for agent, groups in field.agents.items()}
+        top = max(means.values())
+        rows.append(
+            [Cell(name.replace("_", " ")), *ends, *(Cell(number(m), m, m == top and len(means) > 1) for m in means.values())]
+        )
+    return Sheet(f"{field.title}, mean of the final scores", header, rows)
+
+
+def curve(field: Field, agent: str) -> tuple[np.ndarray, Interval]:
+    """Frames (T,), and the IQM of the normalised score at each over all seeds and games."""
+    groups = field.agents[agent]
+    keys = ["eval_return" if all("eval_return" in run.keys for run in group.runs) else "return" for group in groups]
+    curves = [group.curve(key) for group, key in zip(groups, keys, strict=True)]
+    first = max(frames[np.isfinite(values).all(axis=0)][0] for frames, values in curves if np.isfinite(values).all(axis=0).any())
+    grid = np.linspace(first, min(frames[-1] for frames, _ in curves), POINTS)
+    seeds = min(len(values) for _, values in curves)
+    columns = []
+    for group, (frames, values) in zip(groups, curves, strict=True):
+        rows = [np.interp(grid, frames[np.isfinite(row)], row[np.isfinite(row)]) for row in values[:seeds]]
+        normal = scores.normalized(group.env, np.array(rows))
+        assert normal is not None
+        columns.append(normal)
+    table = np.stack(columns, axis=1)  # (seeds, games, T)
+    points = [
+        stratified_interval([table[:, :, t]], lambda x: iqm(x.reshape(len(x), -1), axis=1), resamples=RESAMPLES)
+        for t in range(POINTS)
+    ]
+    return grid, Interval(*(np.array(ends) for ends in zip(*points, strict=True)))
+
+
+def profile(field: Field, agent: str) -> tuple[np.ndarray, Interval]:
+    """Thresholds (τ,), and the share of runs that score more."""
+    highest = max(float(field.table(other).max()) for other in field.agents)
+    thresholds = np.linspace(0, max(highest, 0.1), 60)
+    return thresholds, scores.performance_profile(field.table(agent), thresholds, samples=RESAMPLES)
+
+
+def _cell(found: scores.Estimate, best: bool = False) -> Cell:
+    ends = (found.low, found.high) if np.isfinite(found.low) else (None, None)
+    return estimate(found.value, *ends, best=best)

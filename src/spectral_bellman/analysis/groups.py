@@ -1,0 +1,107 @@
+"""Runs that belong together: all seeds of one agent in one environment, and the score that each ends with."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spectral_bellman.analysis.runs import Run, series
+
+SCORES = {
+    "eval_return": ("greedy", "greedy: the last evaluation of each seed"),
+    "return": ("training", "training: the return of the training policy, mean over the last 10% of log points"),
+}
+
+
+class Final(NamedTuple):
+    """The score that each seed of a group ends with."""
+
+    key: str
+    """What it is made of, a key of ``SCORES``."""
+    values: np.ndarray
+    """NaN for a seed that never finished an episode."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One agent in one environment: the seeds of all its runs."""
+
+    env: str
+    agent: str
+    runs: Sequence[Run]
+
+    @property
+    def frames(self) -> list[int]:
+        """How far each run has come."""
+        return [max(record["frames"] for record in run.records) for run in self.runs]
+
+    @property
+    def frames_per_s(self) -> float:
+        """The median over log lines, which the first one, with the compilation in it, does not move."""
+        speeds = [record.get("frames_per_s") for run in self.runs for record in run.records]
+        known = [speed for speed in speeds if speed is not None]
+        return float(np.median(known)) if known else math.nan
+
+    def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Frames (T,) and values (seeds, T) of a key; seeds of runs without that key are left out.
+
+        Where runs logged at different frames, all are read off at those of the longest: NaN beyond the end of a run.
+        """
+        parts = [series(run, key) for run in self.runs if key in run.keys]
+        if not parts:
+            return np.zeros(0, int), np.zeros((0, 0))
+        grid = max((frames for frames, _ in parts), key=lambda frames: int(frames[-1]))
+        rows = [np.interp(grid, frames, row, left=np.nan, right=np.nan) for frames, values in parts for row in values]
+        return grid, np.array(rows)
+
+    def final(self) -> Final:
+        """The last evaluation of each seed; if a run has none, for all seeds the training return of the last 10% of log points."""
+        key = "eval_return" if all("eval_return" in run.keys for run in self.runs) else "return"
+        rows = [row for run in self.runs for row in series(run, key)[1]]
+        if key == "return":
+            rows = [row[-math.ceil(len(row) / 10) :] for row in rows]
+        known = [row[np.isfinite(row)] for row in rows]
+        return Final(key, np.array([np.nan if not len(row) else row.mean() if key == "return" else row[-1] for row in known]))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs of one preset in one environment pooled, except where settings of the agent differ, which the label then names."""
+    settings = [_flat(run.config.get("agent") or {}) for run in runs]
+    # A setting is named if it differs within an environment: one that only goes with the environment tells no agents apart.
+    differing: dict[str, set[str]] = {}
+    for i, run in enumerate(runs):
+        for j, other in enumerate(runs[:i]):
+            if (run.config["env"], run.config["preset"]) == (other.config["env"], other.config["preset"]):
+                keys = {key for key in settings[i] | settings[j] if settings[i].get(key) != settings[j].get(key)}
+                differing.setdefault(run.config["preset"], set()).update(keys)
+    pooled: dict[tuple[str, str], list[Run]] = {}
+    for run, setting in zip(runs, settings, strict=True):
+        preset = run.config["preset"]
+        named = ", ".join(f"{key}={setting.get(key, 'unset')}" for key in sorted(differing.get(preset, ())))
+        pooled.setdefault((run.config["env"], f"{preset} ({named})" if named else preset), []).append(run)
+    for (env, agent), members in pooled.items():
+        owner: dict[int, Path] = {}
+        for run in members:
+            for seed in run.seeds:
+                if seed in owner:
+                    place = f"{owner[seed]} and {run.folder}"
+                    raise ValueError(
+                        f"seed {seed} of {agent} in {env} is in both {place}; give one of them, or train with other seeds"
+                    )
+                owner[seed] = run.folder
+    return [Group(env, agent, members) for (env, agent), members in sorted(pooled.items(), key=lambda item: item[0])]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as text under dotted names."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return flat

@@ -1,0 +1,90 @@
+"""Agents over several games: which are compared on which, and the numbers against ``scores``."""
+
+import numpy as np
+import pytest
+
+from spectral_bellman import scores
+from spectral_bellman.analysis.aggregate import aggregate_sheet, curve, fields, games_sheet, profile
+from spectral_bellman.analysis.groups import group_runs
+from spectral_bellman.analysis.report import games_figure
+
+from .test_report import make
+
+BREAKOUT = {"dqn": [1.0, 2.0, 3.0], "sbm-dqn-ts": [4.0, 5.0, 6.0], "mse-dqn-ts": [0.0, 0.0, 9.0]}
+ASTERIX = {"dqn": [3.0, 4.0, 5.0], "sbm-dqn-ts": [2.0, 6.0, 4.0, 5.0]}
+
+
+def runs():
+    made = [make([[0.0, x] for x in v], preset=p) for p, v in BREAKOUT.items()]
+    made += [make([[0.0, x] for x in v], preset=p, env="minatar/asterix") for p, v in ASTERIX.items()]
+    return [*made, make([[1.0]], preset="dqn", env="gym/x")]
+
+
+def normal(game, values):
+    one, zero = scores.MINATAR[game]
+    return (np.array(values) - zero) / (one - zero)
+
+
+@pytest.fixture(scope="module")
+def field():
+    (found,) = fields(group_runs(runs()))
+    return found
+
+
+def test_agents_are_compared_on_the_games_they_have_all_played(field):
+    assert field.games == ("minatar/asterix", "minatar/breakout")
+    assert list(field.agents) == ["dqn", "sbm-dqn-ts"]
+    np.testing.assert_allclose(field.table("dqn"), np.stack([normal("asterix", [3, 4, 5]), normal("breakout", [1, 2, 3])], axis=1))
+    # One seed more on Asterix: as many as every game has.
+    assert field.table("sbm-dqn-ts").shape == (3, 2)
+
+
+def test_every_set_of_games_is_a_field():
+    more = [make([[1.0]], preset="mse-dqn-ts", env=f"minatar/{game}") for game in ("asterix", "freeway")]
+    found = fields(group_runs(runs() + more))
+    assert [(len(f.games), list(f.agents)) for f in found] == [(3, ["mse-dqn-ts"]), (2, ["dqn", "mse-dqn-ts", "sbm-dqn-ts"])]
+
+
+def test_sparse_atari_games_are_a_field_of_their_own():
+    games = ("pong", "freeway", "boxing", "air_raid")
+    found = fields(group_runs([make([[1.0]], env=f"atari/{game}") for game in games]))
+    assert [f.title for f in found] == ["Atari: 3 games", "Atari: 2 games with sparse rewards"]
+    assert found[1].games == ("atari/freeway", "atari/pong")
+    assert found[0].table("dqn")[0, 0] == pytest.approx(scores.human_normalized("boxing", 1.0))
+
+
+def test_the_aggregate_table(field):
+    sheet = aggregate_sheet(field)
+    lines = {row[0].text: row for row in sheet.rows}
+    for agent, row in lines.items():
+        wanted = scores.aggregate(field.table(agent))
+        assert [cell.value for cell in row[3:6]] == [wanted[name].value for name in ("iqm", "median", "mean")]
+        assert [cell.best for cell in row[3:6]] == [agent == "sbm-dqn-ts"] * 3
+    assert lines["dqn"][6].text == "–"
+    better = scores.probability_of_improvement(field.table("sbm-dqn-ts"), field.table("dqn"))
+    assert lines["sbm-dqn-ts"][6].value == better.value
+    assert lines["sbm-dqn-ts"][1].text == "SBM + DQN (TS)"
+
+
+def test_the_table_by_games(field):
+    sheet = games_sheet(field)
+    assert [[cell.text for cell in row] for row in sheet.rows] == [["asterix", "4", "4.25"], ["breakout", "2", "5"]]
+    assert [[cell.best for cell in row] for row in sheet.rows] == [[False, False, True]] * 2
+    atari = fields(group_runs([make([[7.0]], env=f"atari/{game}") for game in ("boxing", "pong")]))[0]
+    assert [cell.text for cell in games_sheet(atari).rows[1]] == ["pong", "-20.7", "14.6", "7"]
+
+
+def test_curves_end_where_the_scores_are_and_profiles_fall_from_all_to_none(field):
+    frames, interval = curve(field, "dqn")
+    assert (frames[0], frames[-1]) == (10, 20)
+    assert interval.value[-1] == pytest.approx(scores.aggregate(field.table("dqn"))["iqm"].value)
+    assert np.all(interval.low <= interval.value + 1e-9)
+    thresholds, shares = profile(field, "sbm-dqn-ts")
+    assert (shares.value[0], shares.value[-1]) == (1, 0)
+    assert np.mean(field.table("sbm-dqn-ts") > thresholds[20]) == shares.value[20]
+
+
+def test_the_figure_has_a_curve_and_a_profile_for_each_field(field):
+    figure = games_figure([field])
+    assert [len(panel.lines) for panel in figure.axes] == [2, 2]
+    assert games_figure([]) is None
