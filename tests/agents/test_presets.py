@@ -21,6 +21,8 @@ ROWS = {
     "sbm-dqn": ("spectral", "epsilon"),
     "sbm-dqn-ts": ("spectral", "thompson"),
     "sbm-dqn-ts-paper": ("spectral", "thompson"),
+    "dqn-minatar": ("td", "epsilon"),
+    "dqn-dopamine": ("td", "epsilon"),
 }
 
 
@@ -35,7 +37,7 @@ def test_every_preset_builds_on_every_family(preset):
         TrainConfig(preset, "x", agent=config, **run)
         agent = Agent(config, jax.ShapeDtypeStruct((4,), jnp.float32), 3)
         state = jax.eval_shape(agent.init, jax.random.key(0))
-        d = 1 if preset == "dqn" else config.features
+        d = 1 if config.plain else config.features
         assert state.theta.shape == (d,)
         assert state.network.head.out_features == 3 * d
         assert (config.representation, config.exploration) == ROWS[preset]
@@ -74,9 +76,19 @@ def test_a_preset_goes_before_its_family():
 
 
 def test_on_atari_the_td_loss_has_a_learning_rate_of_its_own():
-    for preset in PRESETS.keys() - {"sbm-dqn-ts-paper"}:
+    for preset in PRESETS.keys() - {"sbm-dqn-ts-paper", "dqn-minatar", "dqn-dopamine"}:
         config = preset_settings(preset, "atari")[1]
         assert config.learning_rate == (2.5e-4 if config.representation == "td" else 1e-3)
+
+
+@pytest.mark.parametrize(("preset", "family", "samples"), [("dqn-minatar", "minatar", 32), ("dqn-dopamine", "atari", 8)])
+def test_the_dqn_of_others_has_their_numbers(preset, family, samples):
+    run, config = preset_settings(preset, family)
+    steps = run["num_envs"] * run["round_steps"]
+    assert config.updates * config.batch == samples * steps
+    assert config.plain
+    assert config.target_rounds * steps == {"minatar": 1_024, "atari": 8_192}[family]
+    assert (config.epsilon_end, config.epsilon_steps) == {"minatar": (0.1, 100_000), "atari": (0.01, 250_000)}[family]
 
 
 def test_dqn_has_one_plain_output_an_action():

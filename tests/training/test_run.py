@@ -300,6 +300,16 @@ def test_an_object_of_the_users(tmp_path):
     assert train("dqn", lambda: gymnasium.make("CartPole-v1"), out=tmp_path / "b", console=QUIET, **settings).summary
 
 
+def test_atari_on_a_cpu_takes_shorter_rounds_at_the_same_rates(monkeypatch):
+    small = configure("dqn-dopamine", make("atari/pong"), {})
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    large = configure("dqn-dopamine", make("atari/pong"), {})
+    assert small.round_agent_steps < large.round_agent_steps == 4_096
+    assert small.samples_per_step == large.samples_per_step == 8
+    targets = [config.agent.target_rounds * config.round_agent_steps for config in (small, large)]
+    assert targets == [8_192, 8_192]
+
+
 def test_what_cannot_fit_is_refused_before_anything_is_allocated(monkeypatch):
     made = make("deep_sea/4")
     config = configure("dqn", made, {**SMALL, "replay_capacity": 10**9})

@@ -60,6 +60,39 @@ PRESETS = {
         {"representation": "spectral", "exploration": "thompson", **PAPER},
         {"num_envs": 128, "round_steps": 16, "replay_capacity": 1_000_000},
     ),
+    # Not in the paper: to check DQN against what others have published. Both take larger batches, of as many samples in all.
+    "dqn-minatar": Preset(
+        "– (DQN of the MinAtar authors)",
+        {
+            "representation": "td",
+            "exploration": "epsilon",
+            "batch": 128,  # for 4 of 32
+            "representation_steps": 192,
+            "q_steps": 64,
+            "learning_rate": 5e-4,
+            "epsilon_end": 0.1,
+            "epsilon_steps": 100_000,
+            "warmup_steps": 5_000,
+        },
+        {"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000},  # a target lasts 1,024 frames, for 1,000
+    ),
+    "dqn-dopamine": Preset(
+        "– (DQN of Dopamine)",
+        {
+            "representation": "td",
+            "exploration": "epsilon",
+            "batch": 256,  # for 8 of 32: the learning rate times √8, Adam's ε by it
+            "representation_steps": 96,
+            "q_steps": 32,
+            "learning_rate": 1.8e-4,
+            "adam_epsilon": 5e-5,
+            "target_rounds": 2,  # 8,192 agent steps, for 8,000
+            "epsilon_end": 0.01,
+            "epsilon_steps": 250_000,
+            "warmup_steps": 20_000,
+        },
+        {"num_envs": 256, "round_steps": 16, "replay_capacity": 1_000_000},
+    ),
 }
 
 FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {

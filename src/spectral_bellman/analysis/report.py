@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from rich.console import Console
 
 from spectral_bellman.analysis import aggregate
+from spectral_bellman.analysis.deep_sea import deep_sea_figure, deep_sea_sheet
 from spectral_bellman.analysis.groups import SCORES, Group, group_runs
 from spectral_bellman.analysis.page import page
 from spectral_bellman.analysis.provenance import provenance, write_json
@@ -52,9 +53,10 @@ def report(folders: list[Path], out: Path | None, console: Console) -> list[Path
     with console.status("intervals"):
         fields = aggregate.fields(groups)
         sheets = [sheet(field) for field in fields for sheet in (aggregate.aggregate_sheet, aggregate.games_sheet)]
-        sheets.append(scores_sheet(rows))
+        sheets += [sheet for sheet in (deep_sea_sheet(groups), scores_sheet(rows)) if sheet is not None]
         figures = {
             "games.png": ("Over all games", games_figure(fields)),
+            "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups, _styles(groups))),
             "curves.png": ("Each environment", curves_figure(groups)),
             "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
         }

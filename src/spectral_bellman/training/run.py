@@ -73,7 +73,7 @@ def configure(preset: str, made: Made, settings: dict[str, Any]) -> TrainConfig:
             fewer = run["num_envs"] * run["round_steps"] // (16 * 16)
             run |= {"num_envs": 16, "round_steps": 16}
             steps = {name: -(-getattr(agent, name) // fewer) for name in ("representation_steps", "q_steps")}
-            agent = dataclasses.replace(agent, **steps)
+            agent = dataclasses.replace(agent, **steps, target_rounds=agent.target_rounds * fewer)
     if isinstance(made.device, DeepSea):  # whose episodes all have one length: a round is one of them
         size = made.device.size
         run |= {"round_steps": size, "frames": 300 * size, "replay_capacity": 500 * size}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spectral_bellman._names import did_you_mean
-from spectral_bellman.agents.presets import PRESETS
+from spectral_bellman.analysis.deep_sea import KEY, episodes_to_solve
 from spectral_bellman.analysis.provenance import write_json
 from spectral_bellman.analysis.runs import CONFIG, METRICS, load_run
 from spectral_bellman.environments import make
@@ -24,7 +24,16 @@ from spectral_bellman.training.run import build, configure
 from spectral_bellman.training.several import cores_for_each, side_by_side
 
 MINATAR = tuple(f"minatar/{game}" for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders"))
-EIGHT = tuple(name for name in PRESETS if not name.endswith("-paper"))
+EIGHT = (
+    "dqn",
+    "dqn-ts",
+    "mse-dqn-ts",
+    "sbm-dqn-ts-no-orth",
+    "pvn-dqn",
+    "pvn-dqn-ts",
+    "sbm-dqn",
+    "sbm-dqn-ts",
+)
 """Every DQN row of the paper's tables."""
 KEPT_POINTS = 40
 """Log points that are kept of each seed."""
@@ -48,7 +57,7 @@ class Suite(NamedTuple):
 
 def _deep_sea(**settings: Any) -> tuple[Block, ...]:
     return tuple(
-        Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, **settings})
+        Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, "log_frames": 10 * size, **settings})
         for preset in ("sbm-dqn-ts", "dqn")
         for size, episodes in ((6, 300), (10, 500), (14, 1_000), (20, 1_500), (30, 2_000))
         if preset == "sbm-dqn-ts" or not settings
@@ -65,6 +74,11 @@ SUITES = {
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), MINATAR, 10, _MILLION),
             Block(EIGHT, ("minatar/breakout", "minatar/asterix"), 10, _MILLION),
         ),
+    ),
+    "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), MINATAR, 5, _MILLION),)),
+    "dqn-dopamine": Suite(
+        "DQN as Dopamine has it, on the games where its curves are steadiest",
+        (Block(("dqn-dopamine",), tuple(f"atari/{game}" for game in ("boxing", "breakout", "space_invaders")), 1, _TEN_MILLION),),
     ),
     "atari-dqn": Suite(
         "sbm-dqn-ts beside dqn: four games, then the rest of Atari Explore",
@@ -166,12 +180,15 @@ def keep_finished(out: Path, keep: Path) -> None:
     """Keep what has finished: config, summary, and some points of the log; small enough for a repository."""
     for path in sorted(out.glob("*/summary.json")):
         run, target = load_run(path.parent), keep / path.parent.name
-        if (target / CONFIG).exists() and json.loads((target / "summary.json").read_bytes()) == json.loads(path.read_bytes()):
+        summary = json.loads(path.read_bytes())
+        if run.config["env"].startswith("deep_sea/"):
+            summary[KEY] = {str(seed): episodes for seed, episodes in episodes_to_solve(run).items()}
+        if (target / CONFIG).exists() and json.loads((target / "summary.json").read_bytes()) == summary:
             continue
         target.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(record) + "\n" for record in _thinned(run.records))
         (target / METRICS).write_text(text, encoding="utf-8")
-        write_json(target / "summary.json", json.loads(path.read_bytes()))
+        write_json(target / "summary.json", summary)
         write_json(target / CONFIG, run.config)  # last: what has it is whole
 
 
