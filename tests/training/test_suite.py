@@ -70,6 +70,15 @@ def test_a_run_with_other_settings_does_not_count(folders, change):
     assert names(TINY, out, keep)[0] == "dqn-deep_sea-3-seed-0-2"
 
 
+def test_a_run_with_other_settings_is_not_written_over(folders):
+    out, keep = folders
+    config = plan(TINY, out, keep)[0][0].config
+    changed = dataclasses.replace(config, agent=dataclasses.replace(config.agent, learning_rate=0.5))
+    pretend(keep / "dqn-deep_sea-3-seed-0-2", changed)
+    with pytest.raises(ValueError, match="keep/dqn-deep_sea-3-seed-0-2 holds a run with other settings"):
+        plan(TINY, out, keep)
+
+
 def test_seeds_are_divided_into_runs_that_fit(folders, monkeypatch):
     monkeypatch.setattr(suites, "_fits", lambda config: 2)
     assert names(TINY, *folders)[:2] == ["dqn-deep_sea-3-seed-0-1", "dqn-deep_sea-3-seed-2"]

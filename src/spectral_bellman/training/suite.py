@@ -172,7 +172,13 @@ def plan(wanted: Suite, out: Path, keep: Path) -> tuple[list[Job], int]:
         missing = sorted(set(range(config.seeds)) - have)
         for seeds in _runs_of(missing, _fits(config) if missing else 1):
             part = dataclasses.replace(config, first_seed=seeds[0], seeds=len(seeds))
-            jobs.setdefault(_name(part), Job(part, out / _name(part)))
+            name = _name(part)
+            for taken in (out / name, keep / name):
+                if (taken / CONFIG).exists():
+                    raise ValueError(
+                        f"{taken} holds a run with other settings than the suite's: move it away, or take another folder"
+                    )
+            jobs.setdefault(name, Job(part, out / name))
     return list(jobs.values()), len(kept)
 
 
