@@ -59,13 +59,17 @@ class Group:
         return grid, np.array(rows)
 
     def final(self) -> Final:
-        """The last evaluation of each seed; if a run has none, for all seeds the training return of the last 10% of log points."""
-        key = "eval_return" if all("eval_return" in run.keys for run in self.runs) else "return"
-        rows = [row for run in self.runs for row in series(run, key)[1]]
-        if key == "return":
-            rows = [row[-math.ceil(len(row) / 10) :] for row in rows]
-        known = [row[np.isfinite(row)] for row in rows]
-        return Final(key, np.array([np.nan if not len(row) else row.mean() if key == "return" else row[-1] for row in known]))
+        """The last evaluation of each seed; if a run has none, the training return of all seeds."""
+        if not all("eval_return" in run.keys for run in self.runs):
+            return Final("return", self.training())
+        rows = (row[np.isfinite(row)] for run in self.runs for row in series(run, "eval_return")[1])
+        return Final("eval_return", np.array([row[-1] if len(row) else np.nan for row in rows]))
+
+    def training(self) -> np.ndarray:
+        """The return of the training policy of each seed, over the last 10% of log points; NaN where no episode ended."""
+        rows = (row for run in self.runs for row in series(run, "return")[1])
+        last = (row[-math.ceil(len(row) / 10) :] for row in rows)
+        return np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in last])
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

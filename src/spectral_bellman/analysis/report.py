@@ -20,7 +20,7 @@ from spectral_bellman.analysis.groups import SCORES, Group, group_runs
 from spectral_bellman.analysis.page import page
 from spectral_bellman.analysis.provenance import provenance, write_json
 from spectral_bellman.analysis.runs import find_runs, load_run
-from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, latex, markdown, on_screen
+from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, latex, markdown, number, on_screen
 from spectral_bellman.analysis.statistics import Interval, Statistic, bootstrap_interval, iqm
 
 STATISTICS: dict[str, Statistic] = {"mean": np.mean, "median": np.median, "IQM": iqm}
@@ -101,6 +101,7 @@ def summarise(group: Group) -> dict[str, Any]:
         "score": final.key,
         "scores": [_number(value) for value in final.values],
         **{name: interval and _interval(interval) for name, interval in intervals.items()},
+        "training": [_number(value) for value in group.training()],
         "frames_per_s": _number(group.frames_per_s),
         "runs": [{"folder": str(run.folder), **run.config} for run in group.runs],
     }
@@ -246,8 +247,8 @@ def _interval(interval: Interval) -> dict[str, float | None]:
 
 def scores_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     """A line for each agent in each environment, by what ``summarise`` found."""
-    header = ("env", "agent", "seeds", "frames", "score", *STATISTICS, "frames/s")
-    used = {row["score"] for row in rows}
+    header = ("env", "agent", "seeds", "frames", "score", *STATISTICS, "training", "frames/s")
+    used = {row["score"] for row in rows} | {"return"}
     spread = any(row["mean"] and row["mean"]["low"] is not None for row in rows)
     notes = [text for key, (_, text) in SCORES.items() if key in used] + [CAPTION] * spread
     return Sheet("Final scores", header, [_cells(row) for row in rows], notes)
@@ -256,7 +257,8 @@ def scores_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
 def _cells(row: Mapping[str, Any]) -> list[Cell]:
     known = sum(score is not None for score in row["scores"])
     frames = sorted({min(row["frames"]), max(row["frames"])})
-    speed = row["frames_per_s"]
+    speed, trained = row["frames_per_s"], [value for value in row["training"] if value is not None]
+    training = float(np.mean(trained)) if trained else None
     return [
         Cell(row["env"]),
         Cell(row["agent"]),
@@ -264,5 +266,6 @@ def _cells(row: Mapping[str, Any]) -> list[Cell]:
         Cell("–".join(f"{frame:,}" for frame in frames), frames[-1]),
         Cell(SCORES[row["score"]][0]),
         *(estimate(**row[name]) if row[name] else Cell("–") for name in STATISTICS),
+        Cell(number(training), training),
         Cell("–" if speed is None else f"{speed:,.0f}", speed),
     ]
