@@ -51,9 +51,9 @@ def deep_sea_sheet(groups: Sequence[Group]) -> Sheet | None:
 
 
 def deep_sea_figure(groups: Sequence[Group], styles: dict[str, dict[str, Any]]) -> Figure | None:
-    """Episodes against size: every seed a dot, the median of all seeds a line for as long as half of them solved it."""
+    """Episodes against size: every seed a dot, the median of all a line where half of them solved it; None if nobody did."""
     table = _table(groups)
-    if not table:
+    if not any(number is not None for row in table.values() for numbers in row.values() for number in numbers):
         return None
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     panel = figure.subplots()
@@ -64,8 +64,9 @@ def deep_sea_figure(groups: Sequence[Group], styles: dict[str, dict[str, Any]]) 
             panel.plot([size] * len(known), known, "o", color=styles[agent]["color"], ms=3, alpha=0.35)
         medians = [(size, float(np.median([np.inf if n is None else n for n in row[size]]))) for size in sizes]
         inside = [(size, median) for size, median in medians if np.isfinite(median)]
-        if inside:
-            panel.plot(*zip(*inside, strict=True), **styles[agent], marker="o", lw=1.8, label=agent)
+        # An agent without a line is in the legend all the same.
+        x, y = zip(*inside, strict=True) if inside else ((), ())
+        panel.plot(x, y, **styles[agent], marker="o", lw=1.8, label=agent)
     panel.set(xlabel="size N", ylabel="episodes to solve", yscale="log", title="DeepSea")
     panel.grid(alpha=0.25, lw=0.6)
     panel.spines[["top", "right"]].set_visible(False)
