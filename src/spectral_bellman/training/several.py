@@ -16,7 +16,9 @@ from rich.markup import escape
 MEMORY_SHARE = 0.9
 """Of the accelerator's memory, divided among the runs."""
 STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
-"""How a run ends that was stopped before it had begun."""
+"""How a run ends that is stopped while it compiles."""
+YOUNG = 10.0
+"""Seconds in which a process may still be importing: a stop then ends it in any way, and there is nothing to lose."""
 
 
 def environments_in(names: str) -> list[str]:
@@ -53,11 +55,12 @@ def side_by_side(
     at_once = at_once or len(commands)
     shares = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_SHARE / at_once:.3f}", "PYTHONUNBUFFERED": "1"}
     environment = {**shares, **os.environ}
-    waiting, failed, stopping, until = list(commands), list[str](), list[int](), time.monotonic() + 60 * (minutes or math.inf)
+    waiting, failed, stopping, until = list(commands), list[str](), list[float](), time.monotonic() + 60 * (minutes or math.inf)
     running: dict[str, tuple[subprocess.Popen[str], threading.Thread]] = {}
+    begun: dict[str, float] = {}
 
     def hand_on(number: int, _: Any = None) -> None:
-        stopping.append(number)
+        stopping.append(time.monotonic())
         waiting.clear()
         for process, _ in running.values():
             if process.poll() is None:
@@ -69,7 +72,7 @@ def side_by_side(
         while waiting or running:
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
-                running[name] = _begin(name, commands[name], environment, console)
+                running[name], begun[name] = _begin(name, commands[name], environment, console), time.monotonic()
             if time.monotonic() > until:
                 until = math.inf
                 hand_on(signal.SIGINT)
@@ -78,7 +81,7 @@ def side_by_side(
                 reader.join()
                 if process.returncode == 0:
                     ended(name)
-                elif not (stopping and process.returncode in STOPPED):
+                elif not (stopping and (process.returncode in STOPPED or stopping[0] - begun[name] < YOUNG)):
                     failed.append(name)
             time.sleep(0.1)
     finally:
