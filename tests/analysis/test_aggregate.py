@@ -84,6 +84,16 @@ def test_curves_end_where_the_scores_are_and_profiles_fall_from_all_to_none(fiel
     assert np.mean(field.table("sbm-dqn-ts") > thresholds[20]) == shares.value[20]
 
 
+def test_a_seed_without_an_episode_is_left_out_of_the_curve():
+    seeds = [[0.0, 1.0], [None, None], [None, 3.0]]
+    field = fields(group_runs([make(seeds, env=f"minatar/{game}") for game in ("asterix", "breakout")]))[0]
+    frames, interval = curve(field, "dqn")
+    assert (frames[0], frames[-1]) == (20, 20)  # where both of the others have a score
+    middle = sorted([*normal("asterix", [1, 3]), *normal("breakout", [1, 3])])[1:3]
+    assert interval.value[-1] == pytest.approx(np.mean(middle))
+    assert field.table("dqn").shape == (2, 2)
+
+
 def test_the_figure_has_a_curve_and_a_profile_for_each_field(field):
     figure = games_figure([field])
     assert [len(panel.lines) for panel in figure.axes] == [2, 2]

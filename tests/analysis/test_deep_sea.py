@@ -70,11 +70,10 @@ def test_the_table_and_the_figure(tmp_path):
         ["dqn", "10 (3 of 3)", "10 (2 of 3)"],
         ["dqn-ts", "– (0 of 3)", ""],
     ]
-    styles = {agent: {"color": "C0", "ls": "-"} for agent in ("dqn", "dqn-ts")}
-    (panel,) = deep_sea_figure(groups, styles).axes
+    (panel,) = deep_sea_figure(groups).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in panel.lines if not line.get_label().startswith("_")}
     assert lines == {"dqn": [[10, 10], [20, 10]], "dqn-ts": []}
-    assert deep_sea_figure([group for group in groups if group.agent == "dqn-ts"], styles) is None  # nobody solved it
+    assert deep_sea_figure([group for group in groups if group.agent == "dqn-ts"]) is None  # nobody solved it
     others = group_runs([make([[1.0]])])
     assert deep_sea_sheet(others) is None
-    assert deep_sea_figure(others, styles) is None
+    assert deep_sea_figure(others) is None

@@ -178,7 +178,7 @@ class Programs:
         config, key = self.config, (name, self.stack)
         if name in ("page", "act", "count", "store"):
             key += (config.groups,)
-        if name in ("store", "before", "after", "publish") or name.startswith(("draw", "run")):
+        if name.removeprefix("finish ") in ("store", "before", "after", "publish") or name.startswith("draw"):
             key += (config.replay_capacity, config.replay_memory)
         if "before" in name or "after" in name:
             key += (config.dispatch_steps, AGENTS.LARGE_BYTES)

@@ -21,6 +21,15 @@ class Preset(NamedTuple):
     run: Mapping[str, Any] = MappingProxyType({})
 
 
+class Family(NamedTuple):
+    """What suits a family of environments."""
+
+    run: Mapping[str, Any]
+    agent: Mapping[str, Any]
+    td: Mapping[str, Any] = MappingProxyType({})
+    """More for agents that learn φ from the TD loss."""
+
+
 PAPER: dict[str, Any] = {
     "features": 256,
     "norm": "clip",
@@ -95,13 +104,13 @@ PRESETS = {
     ),
 }
 
-FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {
-    "minatar": (
+FAMILIES = {
+    "minatar": Family(
         {"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000},
         # Few, large steps: a GPU takes as long for a batch of 256; 12 steps on φ beat 4 and 8 of the same 16 at 500k frames.
         {"batch": 512, "representation_steps": 12, "q_steps": 4},
     ),
-    "deep_sea": (
+    "deep_sea": Family(
         {"num_envs": 1},
         {
             "hidden": (128,),
@@ -117,7 +126,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {
             "propagated_draws": 1,
         },
     ),
-    "atari": (
+    "atari": Family(
         {
             "num_envs": 256,
             "groups": 2,
@@ -138,7 +147,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {
         # On Boxing 2.5e-4 beat 1e-4 and 5e-4 for dqn, and 1e-3, the default, beat 1e-4 and 5e-4 for sbm-dqn-ts.
         {"learning_rate": 2.5e-4},
     ),
-    "gym": (
+    "gym": Family(
         {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},
         {
             "hidden": (120, 84),
@@ -152,12 +161,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], ...]] = {
             "reward_clip": 0.0,
         },
     ),
-    "jax": (
+    "jax": Family(
         {"num_envs": 16, "round_steps": 8, "replay_capacity": 20_000, "frames": 100_000},
         {"hidden": (64, 64), "reward_clip": 0.0},
     ),
 }
-"""Family -> (settings of the run, settings of the agent, and more of them for agents that learn φ from the TD loss)."""
 
 
 def preset_settings(preset: str, family: str) -> tuple[dict[str, Any], AgentConfig]:
@@ -165,8 +173,7 @@ def preset_settings(preset: str, family: str) -> tuple[dict[str, Any], AgentConf
     if preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS, cutoff=0.4) or "sbm presets lists them"
         raise ValueError(f"there is no preset {preset!r}; {hint}")
-    run, agent, *td = FAMILIES[family]
+    run, agent, td = FAMILIES[family]
     _, agent_changes, run_changes = PRESETS[preset]
-    for more in td if agent_changes["representation"] == "td" else ():
-        agent = {**agent, **more}
-    return {**run, **run_changes}, dataclasses.replace(AgentConfig(), **{**agent, **agent_changes})
+    more = td if agent_changes["representation"] == "td" else {}
+    return {**run, **run_changes}, dataclasses.replace(AgentConfig(), **{**agent, **more, **agent_changes})

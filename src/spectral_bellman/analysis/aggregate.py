@@ -11,7 +11,7 @@ from spectral_bellman.analysis.groups import Group
 from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, number
 from spectral_bellman.analysis.statistics import Interval, iqm, stratified_interval
 
-FAMILIES = {"atari": "human-normalised score", "minatar": "normalised score"}
+FAMILIES = {"atari": ("Atari", "human-normalised score"), "minatar": ("MinAtar", "normalised score")}
 POINTS = 40
 """At which a curve over several games is read off."""
 RESAMPLES = 500
@@ -48,7 +48,7 @@ def fields(groups: Sequence[Group]) -> list[Field]:
     paper's games with sparse rewards are a field of their own if there are others besides.
     """
     found = []
-    for family, score in FAMILIES.items():
+    for family, (title, score) in FAMILIES.items():
         played: dict[str, dict[str, Group]] = {}
         for group in groups:
             values = group.final().values
@@ -62,11 +62,11 @@ def fields(groups: Sequence[Group]) -> list[Field]:
         explore = {f"atari/{game}" for game in scores.ATARI_EXPLORE}
         sets |= {tuple(env for env in games if env in explore) for games in sets}
         for games in sorted(sets, key=lambda games: (-len(games), games)):
+            if len(games) < 2:
+                continue
             agents = {agent: [envs[game] for game in games] for agent, envs in sorted(played.items()) if set(games) <= set(envs)}
-            if len(games) >= 2:
-                sparse = " with sparse rewards" if set(games) <= explore else ""
-                names = {"atari": "Atari", "minatar": "MinAtar"}
-                found.append(Field(f"{names[family]}: {len(games)} games{sparse}", score, games, agents))
+            sparse = " with sparse rewards" if set(games) <= explore else ""
+            found.append(Field(f"{title}: {len(games)} games{sparse}", score, games, agents))
     return found
 
 
@@ -77,8 +77,10 @@ def aggregate_sheet(field: Field) -> Sheet:
     best = {name: max(found, key=lambda agent: found[agent][name].value) for name in ("iqm", "median", "mean")}
     rows = []
     for agent, table in tables.items():
-        cells = [_cell(found[agent][name], best[name] == agent and len(found) > 1) for name in best]
-        beats = _cell(scores.probability_of_improvement(table, tables["dqn"])) if "dqn" in tables and agent != "dqn" else Cell("–")
+        cells = [estimate(*found[agent][name], best=best[name] == agent and len(found) > 1) for name in best]
+        beats = Cell("–")
+        if "dqn" in tables and agent != "dqn":
+            beats = estimate(*scores.probability_of_improvement(table, tables["dqn"]))
         preset = PRESETS.get(agent.partition(" ")[0])
         rows.append([Cell(agent), Cell(preset.row if preset else ""), Cell(str(len(table)), len(table)), *cells, beats])
     games = ", ".join(game.partition("/")[2].replace("_", " ") for game in field.games)
@@ -105,23 +107,26 @@ def games_sheet(field: Field) -> Sheet:
 def curve(field: Field, agent: str) -> tuple[np.ndarray, Interval]:
     """Frames (T,), and the IQM of the normalised score at each over all seeds and games."""
     groups = field.agents[agent]
-    keys = ["eval_return" if all("eval_return" in run.keys for run in group.runs) else "return" for group in groups]
-    curves = [group.curve(key) for group, key in zip(groups, keys, strict=True)]
-    first = max(frames[np.isfinite(values).all(axis=0)][0] for frames, values in curves if np.isfinite(values).all(axis=0).any())
-    grid = np.linspace(first, min(frames[-1] for frames, _ in curves), POINTS)
-    seeds = min(len(values) for _, values in curves)
+    # Of each game the seeds that have a score, and of these the points where they have one.
+    curves = []
+    for group in groups:
+        frames, values = group.curve(group.key)
+        known = np.isfinite(values)
+        curves.append([(frames[there], row[there]) for row, there in zip(values, known, strict=True) if there.any()])
+    seeds = min(map(len, curves))
+    points = [frames for rows in curves for frames, _ in rows[:seeds]]
+    grid = np.linspace(max(frames[0] for frames in points), min(frames[-1] for frames in points), POINTS)
     columns = []
-    for group, (frames, values) in zip(groups, curves, strict=True):
-        rows = [np.interp(grid, frames[np.isfinite(row)], row[np.isfinite(row)]) for row in values[:seeds]]
-        normal = scores.normalized(group.env, np.array(rows))
+    for group, rows in zip(groups, curves, strict=True):
+        normal = scores.normalized(group.env, np.array([np.interp(grid, *row) for row in rows[:seeds]]))
         assert normal is not None
         columns.append(normal)
     table = np.stack(columns, axis=1)  # (seeds, games, T)
-    points = [
+    intervals = [
         stratified_interval([table[:, :, t]], lambda x: iqm(x.reshape(len(x), -1), axis=1), resamples=RESAMPLES)
         for t in range(POINTS)
     ]
-    return grid, Interval(*(np.array(ends) for ends in zip(*points, strict=True)))
+    return grid, Interval(*(np.array(ends) for ends in zip(*intervals, strict=True)))
 
 
 def profile(field: Field, agent: str) -> tuple[np.ndarray, Interval]:
@@ -129,8 +134,3 @@ def profile(field: Field, agent: str) -> tuple[np.ndarray, Interval]:
     highest = max(float(field.table(other).max()) for other in field.agents)
     thresholds = np.linspace(0, max(highest, 0.1), 60)
     return thresholds, scores.performance_profile(field.table(agent), thresholds, samples=RESAMPLES)
-
-
-def _cell(found: scores.Estimate, best: bool = False) -> Cell:
-    ends = (found.low, found.high) if np.isfinite(found.low) else (None, None)
-    return estimate(found.value, *ends, best=best)

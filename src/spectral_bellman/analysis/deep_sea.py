@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from spectral_bellman.analysis.figures import styles, tidy
 from spectral_bellman.analysis.groups import Group
 from spectral_bellman.analysis.runs import Run
 from spectral_bellman.analysis.sheets import Cell, Sheet
@@ -50,26 +51,25 @@ def deep_sea_sheet(groups: Sequence[Group]) -> Sheet | None:
     return Sheet("DeepSea: episodes to solve", header, rows, [RULE, "Median over the seeds that solved it (how many did)"])
 
 
-def deep_sea_figure(groups: Sequence[Group], styles: dict[str, dict[str, Any]]) -> Figure | None:
+def deep_sea_figure(groups: Sequence[Group]) -> Figure | None:
     """Episodes against size: every seed a dot, the median of all a line where half of them solved it; None if nobody did."""
     table = _table(groups)
     if not any(number is not None for row in table.values() for numbers in row.values() for number in numbers):
         return None
     figure = Figure(figsize=(7, 4.2), layout="constrained")
-    panel = figure.subplots()
+    panel, look = figure.subplots(), styles(groups)
     for agent, row in table.items():
         sizes = sorted(row)
         for size in sizes:
             known = [n for n in row[size] if n is not None]
-            panel.plot([size] * len(known), known, "o", color=styles[agent]["color"], ms=3, alpha=0.35)
+            panel.plot([size] * len(known), known, "o", color=look[agent]["color"], ms=3, alpha=0.35)
         medians = [(size, float(np.median([np.inf if n is None else n for n in row[size]]))) for size in sizes]
         inside = [(size, median) for size, median in medians if np.isfinite(median)]
         # An agent without a line is in the legend all the same.
         x, y = zip(*inside, strict=True) if inside else ((), ())
-        panel.plot(x, y, **styles[agent], marker="o", lw=1.8, label=agent)
+        panel.plot(x, y, **look[agent], marker="o", lw=1.8, label=agent)
     panel.set(xlabel="size N", ylabel="episodes to solve", yscale="log", title="DeepSea")
-    panel.grid(alpha=0.25, lw=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
+    tidy(panel)
     panel.legend(frameon=False)
     return figure
 

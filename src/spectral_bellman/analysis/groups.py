@@ -46,6 +46,11 @@ class Group:
         known = [speed for speed in speeds if speed is not None]
         return float(np.median(known)) if known else math.nan
 
+    @property
+    def key(self) -> str:
+        """What its score is made of: evaluations if every run has some."""
+        return "eval_return" if all("eval_return" in run.keys for run in self.runs) else "return"
+
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Frames (T,) and values (seeds, T) of a key; seeds of runs without that key are left out.
 
@@ -60,7 +65,7 @@ class Group:
 
     def final(self) -> Final:
         """The last evaluation of each seed; if a run has none, the training return of all seeds."""
-        if not all("eval_return" in run.keys for run in self.runs):
+        if self.key == "return":
             return Final("return", self.training())
         rows = (row[np.isfinite(row)] for run in self.runs for row in series(run, "eval_return")[1])
         return Final("eval_return", np.array([row[-1] if len(row) else np.nan for row in rows]))

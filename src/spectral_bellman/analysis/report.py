@@ -1,7 +1,6 @@
 """Runs compared: tables of final scores and figures of their curves, with intervals over seeds, as files and as one page."""
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
 from rich.console import Console
 
-from spectral_bellman.analysis import aggregate
+from spectral_bellman.analysis import aggregate, figures
 from spectral_bellman.analysis.deep_sea import deep_sea_figure, deep_sea_sheet
 from spectral_bellman.analysis.groups import SCORES, Group, group_runs
 from spectral_bellman.analysis.page import page
@@ -24,12 +20,6 @@ from spectral_bellman.analysis.sheets import Cell, Sheet, estimate, latex, markd
 from spectral_bellman.analysis.statistics import Interval, Statistic, bootstrap_interval, iqm
 
 STATISTICS: dict[str, Statistic] = {"mean": np.mean, "median": np.median, "IQM": iqm}
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the yellow, which is faint on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STROKES = ("-", "--", ":", "-.")
-STEPS = "frames (= agent steps)"
-FRAMES = {"minatar": STEPS, "deep_sea": STEPS, "gym": STEPS, "atari": "frames (4 an agent step)"}
-"""What a frame is, by the family of the environment (its name up to the slash)."""
 CAPTION = "[ ]: 95% bootstrap interval over seeds"
 DIAGNOSTIC = "diagnostic/"
 
@@ -54,9 +44,9 @@ def report(folders: list[Path], out: Path | None, console: Console) -> list[Path
         fields = aggregate.fields(groups)
         sheets = [sheet(field) for field in fields for sheet in (aggregate.aggregate_sheet, aggregate.games_sheet)]
         sheets += [sheet for sheet in (deep_sea_sheet(groups), scores_sheet(rows)) if sheet is not None]
-        figures = {
+        drawn = {
             "games.png": ("Over all games", games_figure(fields)),
-            "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups, _styles(groups))),
+            "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups)),
             "curves.png": ("Each environment", curves_figure(groups)),
             "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
         }
@@ -64,14 +54,14 @@ def report(folders: list[Path], out: Path | None, console: Console) -> list[Path
     if out is None:
         out = paths[0] if len(paths) == 1 else Path("out") / "report"
     out.mkdir(parents=True, exist_ok=True)
-    pictures = {}
-    for name, (caption, figure) in figures.items():
+    pictures, written = {}, []
+    for name, (caption, figure) in drawn.items():
         if figure is not None:
             file = io.BytesIO()
             figure.savefig(file, dpi=150, format="png")
             (out / name).write_bytes(file.getvalue())
             pictures[caption] = file.getvalue()
-    written = [out / name for name, (_, figure) in figures.items() if figure is not None]
+            written.append(out / name)
     texts = {
         "table.md": "\n".join(map(markdown, sheets)),
         "tables.tex": "\n".join(map(latex, sheets)),
@@ -114,12 +104,12 @@ def curves_figure(groups: Sequence[Group]) -> Figure:
     panels = [[(env, key) for key in names] for env in _environments(groups)]
     if not evaluated:  # nothing to set side by side: the environments fill the rows
         panels = _rows([panel for row in panels for panel in row], 3)
-    figure, axes = _grid(panels, width=5.2, height=3.6)
+    figure, axes = figures.grid(panels, width=5.2, height=3.6)
     for (env, key), panel in axes.items():
         _draw(panel, groups, env, key, single_seeds=True)
         panel.set(title=env, ylabel=names[key])
     several = any(len(run.seeds) > 1 for group in groups for run in group.runs) or any(len(group.runs) > 1 for group in groups)
-    _legend(figure, groups, "mean over seeds, 95% bootstrap interval, single seeds faint" if several else None)
+    figures.legend(figure, groups, "mean over seeds, 95% bootstrap interval, single seeds faint" if several else None)
     return figure
 
 
@@ -127,9 +117,9 @@ def games_figure(fields: Sequence[aggregate.Field]) -> Figure | None:
     """For each field of games the IQM against frames, and beside it the share of runs above each score."""
     if not fields:
         return None
-    figure, axes = _grid([[(field.title, side) for side in ("curve", "profile")] for field in fields], width=5.2, height=3.6)
+    figure, axes = figures.grid([[(field.title, side) for side in ("curve", "profile")] for field in fields], width=5.2, height=3.6)
     groups = [group for field in fields for parts in field.agents.values() for group in parts]
-    styles = _styles(groups)
+    styles = figures.styles(groups)
     for field in fields:
         left, right = axes[field.title, "curve"], axes[field.title, "profile"]
         for agent in field.agents:
@@ -137,11 +127,11 @@ def games_figure(fields: Sequence[aggregate.Field]) -> Figure | None:
                 panel.plot(x, interval.value, **styles[agent], lw=1.8, label=agent)
                 if np.isfinite(interval.low).all():
                     panel.fill_between(x, interval.low, interval.high, color=styles[agent]["color"], alpha=0.17, lw=0)
-        _tidy(left, field.games[0])
-        _tidy(right)
+        figures.tidy(left, field.games[0])
+        figures.tidy(right)
         left.set(title=field.title, ylabel=f"IQM of the {field.score}")
         right.set(title=field.title, ylabel="share of runs above", xlabel=field.score)
-    _legend(figure, groups, "95% stratified bootstrap interval")
+    figures.legend(figure, groups, "95% stratified bootstrap interval")
     return figure
 
 
@@ -153,7 +143,7 @@ def diagnostics_figure(groups: Sequence[Group]) -> Figure | None:
         panels += _rows([(env, key) for key in sorted(keys)], 3)
     if not panels:
         return None
-    figure, axes = _grid(panels, width=4.2, height=2.9)
+    figure, axes = figures.grid(panels, width=4.2, height=2.9)
     several = len({env for env, _ in axes}) > 1
     for (env, key), panel in axes.items():
         drawn = _draw(panel, groups, env, key)
@@ -163,13 +153,13 @@ def diagnostics_figure(groups: Sequence[Group]) -> Figure | None:
             panel.set_yscale("log")
     if not several:
         figure.suptitle(next(iter(axes))[0])
-    _legend(figure, groups, None)
+    figures.legend(figure, groups, None)
     return figure
 
 
 def _draw(panel: Axes, groups: Sequence[Group], env: str, key: str, *, single_seeds: bool = False) -> np.ndarray:
     """A line and a band for each agent; returns the heights of the lines."""
-    drawn, styles = [np.zeros(0)], _styles(groups)
+    drawn, styles = [np.zeros(0)], figures.styles(groups)
     for group in groups:
         frames, values = group.curve(key) if group.env == env else (np.zeros(0), np.zeros((0, 0)))
         whole = np.isfinite(values).all(axis=0)  # a mean over now these, now those seeds would jump
@@ -184,49 +174,8 @@ def _draw(panel: Axes, groups: Sequence[Group], env: str, key: str, *, single_se
             panel.fill_between(frames[whole], interval.low, interval.high, color=style["color"], alpha=0.17, lw=0)
         panel.plot(frames[whole], interval.value, **style, **marker, lw=1.8, label=group.agent)
         drawn.append(interval.value)
-    _tidy(panel, env)
+    figures.tidy(panel, env)
     return np.concatenate(drawn)
-
-
-def _tidy(panel: Axes, env: str | None = None) -> None:
-    """Grid and frame; with an environment, frames along the bottom."""
-    if env is not None:
-        panel.set_xlabel(FRAMES.get(env.partition("/")[0], "frames"))
-        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-        panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    panel.set_xlim(left=0)
-    panel.grid(alpha=0.25, lw=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _grid(rows: Sequence[Sequence[tuple[str, str]]], width: float, height: float) -> tuple[Figure, dict[tuple[str, str], Axes]]:
-    """A figure with the panels of each row; what a row lacks is left blank."""
-    columns = max(map(len, rows))
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=(width * columns, height * len(rows)), layout=layout)
-    cells: Any = figure.subplots(len(rows), columns, squeeze=False)
-    for row, line in zip(rows, cells, strict=True):
-        for cell in line[len(row) :]:
-            cell.set_axis_off()
-    return figure, {panel: cells[i, j] for i, row in enumerate(rows) for j, panel in enumerate(row)}
-
-
-def _legend(figure: Figure, groups: Sequence[Group], title: str | None) -> None:
-    """One legend below all panels, for which the figure grows: colours mean the same in each."""
-    styles = _styles(groups)
-    letters = 13 * figure.get_figwidth() - 2  # what fits into a line of the figure, at this size of type
-    columns = max(1, min(len(styles), int(letters / (max(map(len, styles)) + 6))))
-    lines = math.ceil(len(styles) / columns) + (title is not None)
-    figure.set_figheight(figure.get_figheight() + 0.25 * lines + 0.2)
-    handles = [Line2D([], [], label=agent, lw=1.8, **style) for agent, style in styles.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title, title_fontsize=9)
-
-
-def _styles(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """The colour of each agent, and the stroke where colours run out."""
-    agents = sorted({group.agent for group in groups})
-    strokes = {agent: STROKES[i // len(COLORS) % len(STROKES)] for i, agent in enumerate(agents)}
-    return {agent: {"color": COLORS[i % len(COLORS)], "ls": strokes[agent]} for i, agent in enumerate(agents)}
 
 
 def _environments(groups: Sequence[Group]) -> list[str]:

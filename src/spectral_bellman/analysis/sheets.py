@@ -1,6 +1,7 @@
 """Tables for people: one content, shown on the screen, in Markdown, in LaTeX and in HTML."""
 
 import html
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,10 +33,11 @@ def number(value: float | None) -> str:
 
 
 def estimate(value: float | None, low: float | None, high: float | None, *, best: bool = False) -> Cell:
-    """A number with its interval, if it has one."""
+    """A number with its interval, if it has one: None and NaN stand for none."""
     if value is None:
         return Cell("–")
-    interval = f" [{number(low)}, {number(high)}]" if low is not None and high is not None else ""
+    known = low is not None and high is not None and math.isfinite(low)
+    interval = f" [{number(low)}, {number(high)}]" if known else ""
     return Cell(number(value) + interval, value, best)
 
 

@@ -10,7 +10,6 @@ ever waiting there: a device does what it is told in order, and choosing an acti
 
 import collections
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -118,7 +117,6 @@ class HostLoop:
         self._host = jax.devices("cpu")[0] if config.replay_memory == "host" else None
         self.manifest: Any = None
         """What the replay was saved as last."""
-        self._compiling = threading.Lock()
         self._workers = [ThreadPoolExecutor(1, thread_name_prefix=f"environments-{i}") for i in range(config.groups)]
         self._collecting: dict[int, list[Future[Part]]] = {}
         self._policies: dict[int, Future[Policy]] = {}
@@ -409,11 +407,10 @@ class HostLoop:
         return (future.result() if future else self._compiled(name))(*arguments)
 
     def _compiled(self, name: str) -> Any:
-        with self._compiling:
-            first = name not in self.programs
-            future = self.programs.setdefault(name, Future())
-        if first:
-            _settle(future, lambda: self._lowered(name).compile())
+        mine: Future[Any] = Future()
+        future = self.programs.setdefault(name, mine)  # at once, also where the loops of other seeds share the programs
+        if future is mine:
+            _settle(mine, lambda: self._lowered(name).compile())
         return future.result()
 
     def _lowered(self, name: str) -> Any:
@@ -436,8 +433,9 @@ class HostLoop:
         """What a round needs."""
         names = ["page", "act", "count", "store", "keys", "begin", "count terms"]
         for name in ("publish", *self.pieces):
-            # A stage of one piece has nothing but the last.
-            parts = [name] if name == "publish" else [name, f"finish {name}"][self.pieces[name].count == 1 :]
+            parts = [name]
+            if name in self.pieces:  # of one piece there is nothing but the last
+                parts = [f"finish {name}"] if self.pieces[name].count == 1 else [name, f"finish {name}"]
             names += parts if self._host is None else [f"draw {name}", *(f"{part} from drawn" for part in parts)]
         return names
 

@@ -34,10 +34,8 @@ class Memory(NamedTuple):
 
 def estimate(loop: Any) -> Memory:
     """What a loop will need: its state by shapes, and the working memory that the compiler reports."""
-    states = loop.shapes()
-    replays = [part.replay_shapes() if loop.host else state[0].replay for part, state in zip(loop.loops, states, strict=True)]
-    replay, kept = size(replays), size(states)
-    agent = states[0][0].agent
+    replay, rest = held(loop)
+    agent = loop.shapes()[0][0].agent
     # A seed's own axis comes first where seeds are vmapped.
     seeds = len(agent.theta) if agent.theta.ndim == 2 else 1
     parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // seeds
@@ -46,11 +44,18 @@ def estimate(loop: Any) -> Memory:
     return Memory(
         parameters=parameters,
         replay=replay,
-        agent=kept if loop.host else kept - replay,
+        agent=rest,
         working=working,
         process=process,
         aside=loop.host and loop.loops[0].config.replay_memory == "host" and jax.default_backend() != "cpu",
     )
+
+
+def held(loop: Any) -> tuple[int, int]:
+    """Bytes that a loop keeps from round to round: its replay, and everything else."""
+    states = loop.shapes()
+    replays = [part.replay_shapes() if loop.host else state[0].replay for part, state in zip(loop.loops, states, strict=True)]
+    return size(replays), size(states) - (0 if loop.host else size(replays))
 
 
 def size(tree: Any) -> int:

@@ -16,14 +16,14 @@ from spectral_bellman.analysis.deep_sea import KEY, episodes_to_solve
 from spectral_bellman.analysis.provenance import write_json
 from spectral_bellman.analysis.runs import CONFIG, METRICS, load_run
 from spectral_bellman.environments import make
-from spectral_bellman.scores import ATARI_EXPLORE, HUMAN
+from spectral_bellman.scores import ATARI_EXPLORE, HUMAN, MINATAR
 from spectral_bellman.training import memory
 from spectral_bellman.training.config import TrainConfig, read_config
 from spectral_bellman.training.logs import say
 from spectral_bellman.training.run import build, configure
 from spectral_bellman.training.several import cores_for_each, side_by_side
 
-MINATAR = tuple(f"minatar/{game}" for game in ("asterix", "breakout", "freeway", "seaquest", "space_invaders"))
+GAMES = tuple(f"minatar/{game}" for game in MINATAR)
 EIGHT = (
     "dqn",
     "dqn-ts",
@@ -55,12 +55,14 @@ class Suite(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-def _deep_sea(**settings: Any) -> tuple[Block, ...]:
+def _atari(*games: str) -> tuple[str, ...]:
+    return tuple(f"atari/{game}" for game in games)
+
+
+def _deep_sea(preset: str, **settings: Any) -> tuple[Block, ...]:
     return tuple(
         Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, "log_frames": 10 * size, **settings})
-        for preset in ("sbm-dqn-ts", "dqn")
         for size, episodes in ((6, 300), (10, 500), (14, 1_000), (20, 1_500), (30, 2_000))
-        if preset == "sbm-dqn-ts" or not settings
     )
 
 
@@ -71,31 +73,35 @@ SUITES = {
     "minatar-dqn": Suite(
         "the five games of MinAtar, four agents; all eight on Breakout and Asterix",
         (
-            Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), MINATAR, 10, _MILLION),
+            Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
             Block(EIGHT, ("minatar/breakout", "minatar/asterix"), 10, _MILLION),
         ),
     ),
-    "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), MINATAR, 5, _MILLION),)),
+    "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
     "dqn-dopamine": Suite(
         "DQN as Dopamine has it, on the games where its curves are steadiest",
-        (Block(("dqn-dopamine",), tuple(f"atari/{game}" for game in ("boxing", "breakout", "space_invaders")), 1, _TEN_MILLION),),
+        (Block(("dqn-dopamine",), _atari("boxing", "breakout", "space_invaders"), 1, _TEN_MILLION),),
     ),
     "atari-dqn": Suite(
         "sbm-dqn-ts beside dqn: four games, then the rest of Atari Explore",
         (
-            Block(
-                ("dqn", "sbm-dqn-ts"), tuple(f"atari/{game}" for game in ("boxing", "breakout", "pong", "freeway")), 1, _TEN_MILLION
-            ),
-            Block(("dqn", "sbm-dqn-ts"), tuple(f"atari/{game}" for game in ATARI_EXPLORE), 1, _TEN_MILLION),
+            Block(("dqn", "sbm-dqn-ts"), _atari("boxing", "breakout", "pong", "freeway"), 1, _TEN_MILLION),
+            Block(("dqn", "sbm-dqn-ts"), _atari(*ATARI_EXPLORE), 1, _TEN_MILLION),
         ),
     ),
     "atari-55": Suite(
         "the paper's benchmark: 55 games, every DQN row, ten seeds, 100 million agent steps",
-        (Block(EIGHT, tuple(f"atari/{game}" for game in HUMAN), 10, {"frames": 400_000_000, "eval_frames": 4_000_000}),),
+        (Block(EIGHT, _atari(*HUMAN), 10, {"frames": 400_000_000, "eval_frames": 4_000_000}),),
     ),
     "deep-sea": Suite(
         "episodes to solve DeepSea of five sizes, by each way to explore",
-        (*_deep_sea(), *_deep_sea(exploration="ucb"), *_deep_sea(exploration="propagated"), *_deep_sea(exploration="epsilon")),
+        (
+            *_deep_sea("sbm-dqn-ts"),
+            *_deep_sea("dqn"),
+            *_deep_sea("sbm-dqn-ts", exploration="ucb"),
+            *_deep_sea("sbm-dqn-ts", exploration="propagated"),
+            *_deep_sea("sbm-dqn-ts", exploration="epsilon"),
+        ),
     ),
 }
 
@@ -160,17 +166,21 @@ def plan(wanted: Suite, out: Path, keep: Path) -> tuple[list[Job], int]:
     """
     kept = [(read_config(path.parent), load_run(path.parent).seeds) for path in sorted(keep.glob(f"*/{CONFIG}"))]
     begun = [path.parent for path in sorted(out.glob(f"*/{CONFIG}"))]
-    cut = [read_config(folder) for folder in begun if not (folder / "summary.json").exists()]
+    cut = [Job(read_config(folder), folder) for folder in begun if not (folder / "summary.json").exists()]
     jobs: dict[str, Job] = {}
+    fits: dict[Any, int] = {}
     for config in _configs(wanted):
         have = {seed for other, seeds in kept if _alike(config, other) and other.frames >= config.frames for seed in seeds}
-        under_way = [other for other in cut if _alike(config, other) and other.frames >= config.frames]
-        for other in under_way:
-            job = Job(other, out / _name(other))
-            jobs.setdefault(job.name, job)
-            have |= set(range(other.first_seed, other.first_seed + other.seeds))
+        for job in cut:
+            if _alike(config, job.config) and job.config.frames >= config.frames:
+                jobs.setdefault(job.name, job)
+                have |= set(range(job.config.first_seed, job.config.first_seed + job.config.seeds))
         missing = sorted(set(range(config.seeds)) - have)
-        for seeds in _runs_of(missing, _fits(config) if missing else 1):
+        # The screens of all Atari games are of one size: one of them tells for all, and emulators need not be opened for each.
+        kind = (config.agent, bool(config.atari) or config.env)
+        if missing and kind not in fits:
+            fits[kind] = _fits(config)
+        for seeds in _runs_of(missing, fits.get(kind, 1)):
             part = dataclasses.replace(config, first_seed=seeds[0], seeds=len(seeds))
             name = _name(part)
             for taken in (out / name, keep / name):
@@ -192,6 +202,7 @@ def keep_finished(out: Path, keep: Path) -> None:
         if (target / CONFIG).exists() and json.loads((target / "summary.json").read_bytes()) == summary:
             continue
         target.mkdir(parents=True, exist_ok=True)
+        (target / CONFIG).unlink(missing_ok=True)
         text = "".join(json.dumps(record) + "\n" for record in _thinned(run.records))
         (target / METRICS).write_text(text, encoding="utf-8")
         write_json(target / "summary.json", summary)
@@ -222,13 +233,16 @@ def _alike(config: TrainConfig, other: TrainConfig) -> bool:
     return here.agent == there.agent and all(getattr(here, field) == getattr(there, field) for field in fields)
 
 
+def _changed(config: TrainConfig) -> dict[str, Any]:
+    """The settings of the run and of the agent that are not the preset's on this environment."""
+    usual = configure(config.preset, make(config.env), {})
+    before, after = ({**vars(c), **vars(c.agent)} for c in (usual, config))
+    return {name: value for name, value in after.items() if name not in ("agent", "atari") and value != before[name]}
+
+
 def _name(config: TrainConfig) -> str:
     """The folder of a run: its preset, what is set apart from it, its environment and its seeds."""
-    usual = configure(config.preset, make(config.env), {}).agent
-    fields = (field.name for field in dataclasses.fields(usual))
-    changed = "".join(
-        f"-{name}={getattr(config.agent, name)}" for name in fields if getattr(config.agent, name) != getattr(usual, name)
-    )
+    changed = "".join(f"-{name}={value}" for name, value in _changed(config).items() if name in vars(config.agent))
     last = config.first_seed + config.seeds - 1
     seeds = f"{config.first_seed}" if config.seeds == 1 else f"{config.first_seed}-{last}"
     return f"{config.preset}{changed}-{config.env.replace('/', '-')}-seed-{seeds}"
@@ -236,12 +250,11 @@ def _name(config: TrainConfig) -> str:
 
 def _fits(config: TrainConfig) -> int:
     """Seeds that the machine holds at once, by the size of what they keep and half as much again to work with."""
-    made, bound = make(config.env), memory.limit()
-    loop = build(dataclasses.replace(config, seeds=1).resolved(), made)
-    states = loop.shapes()
-    replay = sum(memory.size(part.replay_shapes()) for part in loop.loops) if loop.host else 0
+    bound = memory.limit()
+    loop = build(dataclasses.replace(config, seeds=1).resolved(), make(config.env))
+    one = sum(memory.held(loop))
     loop.close()
-    return config.seeds if bound is None else max(1, int(0.9 * bound / (1.5 * (memory.size(states) + replay))))
+    return config.seeds if bound is None else max(1, int(0.9 * bound / (1.5 * one)))
 
 
 def _runs_of(seeds: list[int], most: int) -> list[list[int]]:
@@ -259,18 +272,14 @@ def _arguments(job: Job, at_once: int) -> list[str]:
     """What ``sbm`` is called with."""
     if (job.folder / CONFIG).exists():
         return ["resume", str(job.folder)]
-    config, made = job.config, make(job.config.env)
-    usual = configure(config.preset, made, {})
-    before, after = ({**vars(c), **vars(c.agent)} for c in (usual, config))
+    config = job.config
     flags: list[str] = []
-    for name, value in after.items():
+    for name, value in _changed(config).items():
         flag = name.replace("_", "-")
-        if name in ("preset", "env", "agent", "atari") or value == before[name]:
-            continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             flags += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    if made.game and at_once > 1:
+    if config.atari and at_once > 1:
         flags += ["--cores", str(cores_for_each(at_once))]
     return ["train", config.preset, "--env", config.env, *flags, "--out", str(job.folder)]
