@@ -35,7 +35,8 @@ def test_every_preset_builds_on_every_family(preset):
     for family in FAMILIES:
         run, config = preset_settings(preset, family)
         TrainConfig(preset, "x", agent=config, **run)
-        agent = Agent(config, jax.ShapeDtypeStruct((4,), jnp.float32), 3)
+        pictures = config.network == "nature"
+        agent = Agent(config, jax.ShapeDtypeStruct((4, 84, 84) if pictures else (4,), jnp.uint8 if pictures else jnp.float32), 3)
         state = jax.eval_shape(agent.init, jax.random.key(0))
         d = 1 if config.plain else config.features
         assert state.theta.shape == (d,)
@@ -73,12 +74,6 @@ def test_a_preset_goes_before_its_family():
     assert (plain.ridge, plain.batch, plain.reward_clip) == (0.01, 128, 0)
     assert plain.hidden == paper.hidden == (128,)  # where the preset is silent the family speaks
     assert (paper.ridge, paper.batch) == (0.1, 256)
-
-
-def test_on_atari_the_td_loss_has_a_learning_rate_of_its_own():
-    for preset in PRESETS.keys() - {"sbm-dqn-ts-paper", "dqn-minatar", "dqn-dopamine"}:
-        config = preset_settings(preset, "atari")[1]
-        assert config.learning_rate == (2.5e-4 if config.representation == "td" else 1e-3)
 
 
 @pytest.mark.parametrize(("preset", "family", "samples"), [("dqn-minatar", "minatar", 32), ("dqn-dopamine", "atari", 8)])

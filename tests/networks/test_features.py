@@ -65,10 +65,12 @@ def test_mlp_by_hand():
     np.testing.assert_allclose(network(jnp.asarray(observation)), x, rtol=1e-5)
 
 
-def test_nature_torso_divides_bytes_by_255_and_convolves_by_its_strides():
-    network = jax.jit(lambda key: with_biases(NatureCNN((2, 36, 44), key, hidden=20)))(KEY)
+@pytest.mark.parametrize("centred", [False, True])
+def test_nature_torso_divides_bytes_by_255_and_convolves_by_its_strides(centred):
+    network = jax.jit(lambda key: with_biases(NatureCNN((2, 36, 44), key, hidden=20, centred=centred)))(KEY)
     observation = np.random.default_rng(0).integers(0, 256, (2, 36, 44), np.uint8)
     x = np.moveaxis(np.asarray(observation, np.float32) / 255, 0, -1)
+    x -= centred * x.mean()
     for layer, size, stride in zip(network.convolutions, (8, 4, 3), (4, 2, 1), strict=True):
         seen = np.lib.stride_tricks.sliding_window_view(x, (size, size), (0, 1))[::stride, ::stride]
         product = np.einsum("hwikl,okli->hwo", seen, filters_of(np.asarray(layer.weight), size, stride))
@@ -89,8 +91,8 @@ def test_nature_torso_of_atari_has_the_width_of_the_paper():
 @pytest.mark.parametrize(
     ("shape", "dtype", "torso"),
     [
-        ((4, 84, 84), jnp.uint8, "nature"),
-        ((4, 36, 36), jnp.uint8, "nature"),
+        ((4, 84, 84), jnp.uint8, "centred"),
+        ((4, 36, 36), jnp.uint8, "centred"),
         ((4, 35, 84), jnp.uint8, "mlp"),
         ((4, 84, 84), jnp.float32, "mlp"),
         ((10, 10, 7), jnp.bool_, "minatar"),
@@ -114,7 +116,7 @@ def test_auto_is_the_torso_that_was_chosen():
         assert phi.shape == (3, 5)
 
 
-@pytest.mark.parametrize("kind", ["minatar", "nature"])
+@pytest.mark.parametrize("kind", ["minatar", "nature", "centred"])
 def test_images_are_asked_for_with_the_cure(kind):
     with pytest.raises(ValueError, match=rf"network '{kind}' reads images.*\(4,\).*--network mlp"):
         feature_network(kind, (8,), described((4,), jnp.float32), 2, 3, KEY)

@@ -9,8 +9,8 @@ class AgentConfig:
     """Four choices (network, representation, exploration; the operator is one-step) and their numbers."""
 
     # The network φ(s, ·).
-    network: Literal["auto", "mlp", "minatar", "nature"] = "auto"
-    """Torso; auto chooses by the observation."""
+    network: Literal["auto", "mlp", "minatar", "nature", "centred"] = "auto"
+    """Torso; auto chooses by the observation. centred: nature on screens less their mean."""
     hidden: tuple[int, ...] = (128, 128)
     """Units of each hidden layer; mlp only."""
     features: int = 128

@@ -78,12 +78,18 @@ class MinAtarCNN(eqx.Module):
 
 
 class NatureCNN(eqx.Module):
-    """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units."""
+    """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units.
+
+    Centred, it takes a picture's mean off it: what all screens share, the brightness of the background above all, otherwise gets the
+    first and coherent steps of all weights, and features with random weights and a norm end up the same for every screen.
+    """
 
     convolutions: tuple[eqx.nn.Linear, ...]
     dense: eqx.nn.Linear
+    centred: bool = eqx.field(static=True)
 
-    def __init__(self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512) -> None:
+    def __init__(self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512, *, centred: bool = False) -> None:
+        self.centred = centred
         channels, height, width = shape
         keys = jax.random.split(key, 4)
         layers = []
@@ -96,8 +102,12 @@ class NatureCNN(eqx.Module):
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (frames, height, width) of bytes."""
         x = jnp.moveaxis(observation, 0, -1)
-        for layer, (_, size, stride) in zip(self.convolutions, NATURE, strict=True):
-            x = jax.nn.relu(convolve(layer, x, size, stride))
+        for i, (layer, (_, size, stride)) in enumerate(zip(self.convolutions, NATURE, strict=True)):
+            x = convolve(layer, x, size, stride)
+            if self.centred and i == 0:
+                # The filters on a picture less its mean: on the picture, less the mean times their sums.
+                x -= jnp.mean(observation.astype(jnp.float32)) / 255 * jnp.sum(layer.weight, axis=1)[None, None]
+            x = jax.nn.relu(x)
         return jax.nn.relu(self.dense(x.ravel()))
 
 
@@ -129,10 +139,10 @@ def convolve(
 
 
 def torso_for(observation: jax.ShapeDtypeStruct) -> str:
-    """The torso that suits an observation: "nature", "minatar" or "mlp"."""
+    """The torso that suits an observation: "centred", "minatar" or "mlp"."""
     shape = observation.shape
     if len(shape) == 3 and observation.dtype == jnp.uint8 and min(shape[1:]) >= 36:
-        return "nature"
+        return "centred"
     return "minatar" if len(shape) == 3 and observation.dtype == jnp.bool_ and shape[:2] == (10, 10) else "mlp"
 
 
@@ -146,7 +156,7 @@ def feature_network(
         raise ValueError(f"network {kind!r} reads images, but observations have shape {observation.shape}; use --network mlp")
     if kind == "minatar":
         return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
-    if kind == "nature":
-        return FeatureNetwork(NatureCNN(observation.shape, torso_key), 512, actions, d, head_key)
+    if kind in ("nature", "centred"):
+        return FeatureNetwork(NatureCNN(observation.shape, torso_key, centred=kind == "centred"), 512, actions, d, head_key)
     width = hidden[-1] if hidden else math.prod(observation.shape)
     return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)
