@@ -34,6 +34,13 @@ def test_what_came_after_the_checkpoint_is_cut_off(tmp_path):
     assert [line["frames"] for line in read(tmp_path)] == [1, 3]
 
 
+def test_a_line_can_be_read_while_the_run_goes_on(tmp_path):
+    log = MetricsLog(tmp_path, CONFIG)
+    log.write({"seed": 0, "frames": 1})
+    assert read(tmp_path) == [{"seed": 0, "frames": 1}]
+    log.close()
+
+
 def test_a_new_run_begins_an_empty_log(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("rest of another\n")
     MetricsLog(tmp_path, CONFIG).close()

@@ -31,7 +31,14 @@ def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Trans
     batch, selection = drawn
     phi_all = features(state.network, batch.observation, config)
     values = phi_all @ state.theta
-    result = {"q_mean": jnp.mean(values), "q_max": jnp.max(values)}
+    before = features(state.target.network, batch.observation, config) @ state.target.theta
+    result = {
+        "q_mean": jnp.mean(values),
+        "q_max": jnp.max(values),
+        "action_gap": jnp.mean(jnp.max(values, axis=1) - jnp.mean(values, axis=1)),
+        # The share of states in which the greedy action is not the target network's: a round's learning, and its noise.
+        "policy_churn": jnp.mean(jnp.argmax(values, axis=1) != jnp.argmax(before, axis=1)),
+    }
     if selection is None:
         return result
     phi = taken(phi_all, batch.action)

@@ -80,8 +80,8 @@ class MinAtarCNN(eqx.Module):
 class NatureCNN(eqx.Module):
     """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units.
 
-    Centred, it takes a picture's mean off it: what all screens share, the brightness of the background above all, otherwise gets the
-    first and coherent steps of all weights, and features with random weights and a norm end up the same for every screen.
+    Centred, it takes a picture's mean off it. What all screens share, the brightness of the background above all, otherwise drives
+    the first steps of all weights, and features with random weights and a norm end up the same for every screen.
     """
 
     convolutions: tuple[eqx.nn.Linear, ...]

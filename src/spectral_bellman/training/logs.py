@@ -37,15 +37,15 @@ class MetricsLog:
         self._file.seek(position)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line; what is not finite becomes null."""
+        """A line, there to be read at once; what is not finite becomes null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._file.write(json.dumps(clean, allow_nan=False).encode() + b"\n")
+        self._file.flush()
         for board in self._boards:
             board(clean)
 
     def flush(self) -> int:
         """Everything on the disk; the position a checkpoint remembers."""
-        self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 
