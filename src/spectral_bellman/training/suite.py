@@ -59,10 +59,12 @@ def _atari(*games: str) -> tuple[str, ...]:
     return tuple(f"atari/{game}" for game in games)
 
 
-def _deep_sea(preset: str, **settings: Any) -> tuple[Block, ...]:
+def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
+    """Each preset with its settings on five sizes, the quick ones first."""
     return tuple(
         Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, "log_frames": 10 * size, **settings})
         for size, episodes in ((6, 300), (10, 500), (14, 1_000), (20, 1_500), (30, 2_000))
+        for preset, settings in ways
     )
 
 
@@ -95,13 +97,7 @@ SUITES = {
     ),
     "deep-sea": Suite(
         "episodes to solve DeepSea of five sizes, by each way to explore",
-        (
-            *_deep_sea("sbm-dqn-ts"),
-            *_deep_sea("dqn"),
-            *_deep_sea("sbm-dqn-ts", exploration="ucb"),
-            *_deep_sea("sbm-dqn-ts", exploration="propagated"),
-            *_deep_sea("sbm-dqn-ts", exploration="epsilon"),
-        ),
+        _deep_sea(("dqn", {}), *(("sbm-dqn-ts", {"exploration": way}) for way in ("epsilon", "thompson", "ucb", "propagated"))),
     ),
 }
 
@@ -137,7 +133,7 @@ def suite(name: str, out: Path, keep: Path, minutes: float, at_once: int, dry_ru
         for job in jobs:
             first, cut = job.config.first_seed, (job.folder / CONFIG).exists()
             seeds = f"{first}–{first + job.config.seeds - 1}" if job.config.seeds > 1 else str(first)
-            table.add_row(job.name, seeds, f"{job.config.frames:,}", "resumed" if cut else "begun")
+            table.add_row(job.name, seeds, f"{job.config.frames:,}", "resume" if cut else "begin")
         console.print(table)
         return
     began, done = time.monotonic(), list[str]()
