@@ -95,8 +95,8 @@ def measured(
     state = agent.init(jax.random.key(0))
     if not agent_config.plain:
         direction = jax.random.normal(jax.random.key(2), state.theta.shape)
-        state = state._replace(theta=config.theta_norm * direction / jnp.linalg.norm(direction))
-    state = agent.begin(state, jnp.int32(0))
+        theta = config.theta_norm * direction / jnp.linalg.norm(direction)
+        state = state._replace(theta=theta, target=state.target._replace(theta=theta))
     step, look = jax.jit(one_step), jax.jit(differences)
     seen = []
     for i, key in enumerate(jax.random.split(jax.random.key(3), config.gradient_steps)):

@@ -18,6 +18,7 @@ from spectral_bellman.training import rounds
 NUM_ENVS, STEPS = 16, 8
 
 SMALL = {
+    "network": "mlp",
     "hidden": (32,),
     "features": 16,
     "batch": 64,

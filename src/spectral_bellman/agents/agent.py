@@ -1,8 +1,9 @@
 """The agent: every DQN row of the paper's tables, composed of what the config names. Pure functions over pytrees of arrays.
 
-A round (Algorithm 2) is: collect with the published policy; copy the target network; fit θ̂; publish the next policy from φ, θ̂ and
-Σ; learn φ. td fits φ and θ̂ with one loss and publishes after it. ``learn`` is all of it but the collecting; a loop that must not be
-held up for so long goes through ``begin``, ``stages`` and ``publish`` itself.
+A round (Algorithm 2) is: collect with the published policy; fit θ̂; publish the next policy from φ, θ̂ and Σ, and copy the target
+network; learn φ. So what follows, φ now and θ̂ in the next round, is fitted to backups of one value function, φ_tᵀθ̂_{t+1}, which
+was fitted itself. td fits φ and θ̂ with one loss and publishes after it. ``learn`` is all of it but the collecting; a loop that must
+not be held up for so long goes through ``stages`` and ``publish`` itself.
 """
 
 import functools
@@ -150,7 +151,7 @@ class Agent:
 
             return jax.lax.scan(once, state, jax.random.split(key, stage.times)) if stage.times else (state, {})
 
-        state, terms = run(before, self.begin(state, round_number), keys[0])
+        state, terms = run(before, state, keys[0])
         state, policy = self.publish(state, self.select(replay, keys[1]), agent_steps, round_number, keys[1])
         state, more = run(after, state, keys[2])
         return state, policy, terms | more
@@ -161,15 +162,6 @@ class Agent:
         replay = jax.eval_shape(lambda: init_replay(self.observation, 1, 4, 1))
         key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
         return tuple(jax.eval_shape(self.learn, jax.eval_shape(self.init, key), replay, number, number, key)[2])
-
-    def begin(self, state: AgentState, round_number: Int[Array, ""]) -> AgentState:
-        """The state with its target network copied, if the round is due."""
-        # A copy in earnest: the caller may give the state away, and no buffer can be given twice.
-        current = jax.tree.map(jnp.copy, Target(state.network, state.theta, self._target_backup(state.backup)))
-        if self.config.target_rounds == 1:
-            return state._replace(target=current)
-        due = round_number % self.config.target_rounds == 0
-        return state._replace(target=jax.tree.map(lambda new, old: jnp.where(due, new, old), current, state.target))
 
     def stages(self, most: int = 0) -> tuple[Stage, Stage]:
         """What is learned before the policy is published and what after, in chunks of at most ``most`` gradient steps; 0: any."""
@@ -262,7 +254,7 @@ class Agent:
 
     def _prepare_representation(self, state: AgentState, batches: Transition, key: RandomKey) -> Any:
         assert self.representation is not None
-        return self.representation.prepare(state.target, state.theta, state.frozen, batches, key)
+        return self.representation.prepare(state.target, state.frozen, batches, key)
 
     def _update_representation(self, state: AgentState, batch: Transition, prepared: Any) -> tuple[AgentState, Terms, Array]:
         assert self.representation is not None
@@ -280,7 +272,7 @@ class Agent:
     def publish(
         self, state: AgentState, selection: Rows | None, agent_steps: Array, round_number: Array, key: RandomKey
     ) -> tuple[AgentState, Policy]:
-        """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), fixed until the next round publishes."""
+        """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), fixed until the next round publishes, and its copy as the target, if due."""
         config = self.config
         noise = exploration.no_noise(config)
         if selection is not None:
@@ -292,8 +284,14 @@ class Agent:
             else:
                 scale = posterior.exploration_scale_from_factor(factor, config.discount)
                 noise = exploration.posterior_noise(factor, scale * exploration.noise_factor(agent_steps, config))
+        # Copies in earnest: the caller may give the state away, and no buffer can be given twice.
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
-        return state, Policy(network, theta, noise, exploration.epsilon_at(agent_steps, config))
+        target = jax.tree.map(jnp.copy, Target(state.network, state.theta, self._target_backup(state.backup)))
+        if config.target_rounds > 1:
+            due = (round_number + 1) % config.target_rounds == 0
+            target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)
+        policy = Policy(network, theta, noise, exploration.epsilon_at(agent_steps, config))
+        return state._replace(target=target), policy
 
     def _propagate(self, state: AgentState, selection: Rows, factor: Array) -> Array:
         config, batch = self.config, selection.transitions

@@ -10,7 +10,7 @@ from spectral_bellman import objective, operators, posterior
 from spectral_bellman._arrays import RandomKey, product
 from spectral_bellman.agents.agent import Agent, AgentState
 from spectral_bellman.agents.exploration import Policy
-from spectral_bellman.agents.representation import Terms, features, rewards_and_discounts, taken
+from spectral_bellman.agents.representation import Terms, features, features_taken, rewards_and_discounts, taken
 from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
 
 SAMPLES = 1_024
@@ -29,22 +29,20 @@ def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Trans
     config = agent.config
     _, _, theta_key, noise_key = jax.random.split(key, 4)
     batch, selection = drawn
-    phi_all = features(state.network, batch.observation, config)
-    values = phi_all @ state.theta
-    before = features(state.target.network, batch.observation, config) @ state.target.theta
+    # The policy is the pair (φ, θ̂) that was fitted together; the state's φ has moved on since.
+    acting = features(policy.network, batch.observation, config)
+    values = acting @ policy.theta
     result = {
         "q_mean": jnp.mean(values),
         "q_max": jnp.max(values),
         "action_gap": jnp.mean(jnp.max(values, axis=1) - jnp.mean(values, axis=1)),
-        # The share of states in which the greedy action is not the target network's: a round's learning, and its noise.
-        "policy_churn": jnp.mean(jnp.argmax(values, axis=1) != jnp.argmax(before, axis=1)),
     }
     if selection is None:
         return result
-    phi = taken(phi_all, batch.action)
-    raw = taken(features(state.network, batch.observation, dataclasses.replace(config, norm="none")), batch.action)
+    raw = features_taken(state.network, batch, dataclasses.replace(config, norm="none"))
+    phi = features_taken(state.network, batch, config)
     result |= {
-        "theta_norm": jnp.linalg.norm(state.theta),
+        "theta_norm": jnp.linalg.norm(policy.theta),
         "feature_norm": jnp.mean(jnp.linalg.norm(phi, axis=1)),
         "share_outside_unit_ball": jnp.mean(jnp.sum(jnp.square(raw), axis=1) > 1),
     }
@@ -55,16 +53,16 @@ def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Trans
         result |= {f"{name}_effective_rank": effective_rank(matrix), f"{name}_min_eigenvalue": jnp.linalg.eigvalsh(matrix)[0]}
     if config.exploration in ("thompson", "ucb"):
         z = jax.random.normal(noise_key, (64, config.dimension))
-        gaps = jnp.einsum("bad,md->bam", phi_all, product(z, policy.noise.T))
+        gaps = jnp.einsum("bad,md->bam", acting, product(z, policy.noise.T))
         result["ts_q_gap"] = jnp.mean(jnp.std(gaps - jnp.mean(gaps, axis=1, keepdims=True), axis=2))
-        mean_phi = jnp.mean(phi, axis=0)
+        mean_phi = jnp.mean(taken(acting, batch.action), axis=0)
         result["max_uncertainty"] = jnp.linalg.norm(mean_phi @ policy.noise)
     if agent.representation is not None and agent.representation.theta_tilde is not None:
-        theta = objective.sample_parameters(theta_key, state.theta, config.theta_variance, config.theta_samples)
-        theta = jnp.concatenate([state.theta[None], theta])
+        theta = objective.sample_parameters(theta_key, state.target.theta, config.theta_variance, config.theta_samples)
+        theta = jnp.concatenate([state.target.theta[None], theta])
         phi_next = features(state.target.network, batch.next_observation, config)
         targets = operators.one_step_targets(*rewards_and_discounts(batch, config), phi_next, theta)
-        fitted = product(phi, agent.representation.theta_tilde(state.backup, theta, state.theta).T)
+        fitted = product(phi, agent.representation.theta_tilde(state.backup, theta, state.target.theta).T)
         spread = jnp.mean(jnp.square(targets - jnp.mean(targets)))
         result["backup_error"] = jnp.mean(jnp.square(fitted - targets)) / jnp.maximum(spread, 1e-12)
         result["theta_tilde_gap"] = jnp.sqrt(jnp.mean(jnp.square(fitted[:, 0] - phi @ state.theta)))

@@ -1,7 +1,7 @@
 """What φ learns from: the losses of the paper's rows, each as two functions.
 
-``prepare`` computes what is fixed while a phase lasts, targets above all, for many gradient steps at once: the target network and θ̂
-do not move, so nothing is gained by computing them step by step, and much is lost on a GPU. ``loss`` is what one step
+``prepare`` computes what is fixed while a phase lasts, targets above all, for many gradient steps at once: the target network
+does not move, so nothing is gained by computing them step by step, and much is lost on a GPU. ``loss`` is what one step
 differentiates. Shapes: S steps of B transitions, M sampled θ.
 """
 
@@ -28,7 +28,7 @@ OBSERVATION_BYTES = 32 * 2**20
 
 
 class Target(NamedTuple):
-    """Copies that stand still while a round learns: φ⁻, θ⁻, and PVN's w⁻."""
+    """Copies that stand still from one policy to the next: φ⁻ and θ⁻, which were fitted together, and PVN's w⁻."""
 
     network: FeatureNetwork
     theta: Float[Array, " d"]
@@ -40,12 +40,12 @@ class Representation(NamedTuple):
 
     init: Callable[[RandomKey], tuple[Any, Any]]
     """key -> (backup, frozen): what is trained beside φ (θ̃, say), and what is drawn once and kept."""
-    prepare: Callable[[Target, Array, Any, Transition, RandomKey], Any]
-    """(target, θ̂, frozen, batches (S, B, …), key) -> a pytree with leading axis S."""
+    prepare: Callable[[Target, Any, Transition, RandomKey], Any]
+    """(target, frozen, batches (S, B, …), key) -> a pytree with leading axis S."""
     loss: Callable[[FeatureNetwork, Any, Transition, Any, Covariances], tuple[Array, tuple[Covariances, Terms]]]
     """(φ, backup, batch, prepared, Λ) -> loss, (Λ, terms)."""
     theta_tilde: Callable[[Any, Array, Array], Array] | None = None
-    """(backup, θ (M, d), θ̂) -> θ̃(θ), where there is one."""
+    """(backup, θ (M, d), θ⁻) -> θ̃(θ), where there is one."""
 
 
 def features(network: FeatureNetwork, observations: Array, config: AgentConfig) -> Float[Array, "B A d"]:
@@ -103,9 +103,9 @@ def _bellman(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     def init(key: RandomKey) -> tuple[Any, Any]:
         return ResidualParameters(config.features, key), ()
 
-    def prepare(target: Target, theta_hat: Array, _: Any, batches: Transition, key: RandomKey) -> tuple[Array, Array]:
+    def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> tuple[Array, Array]:
         def one(batch: Transition, key: RandomKey) -> tuple[Array, Array]:
-            theta = objective.sample_parameters(key, theta_hat, config.theta_variance, config.theta_samples)
+            theta = objective.sample_parameters(key, target.theta, config.theta_variance, config.theta_samples)
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
             return theta, operators.one_step_targets(reward, discount, phi_next, theta)
@@ -153,11 +153,11 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     def init(_: RandomKey) -> tuple[LinearBackup, Any]:
         return LinearBackup(jnp.zeros(config.features), jnp.eye(config.features)), ()
 
-    def prepare(target: Target, theta_hat: Array, _: Any, batches: Transition, __: RandomKey) -> tuple[Array, Array]:
+    def prepare(target: Target, _: Any, batches: Transition, __: RandomKey) -> tuple[Array, Array]:
         def one(batch: Transition) -> tuple[Array, Array]:
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
-            values = phi_next @ theta_hat
+            values = phi_next @ target.theta
             return jax.vmap(operators.one_step)(reward, discount, values), discount[:, None] * taken(
                 phi_next, jnp.argmax(values, 1)
             )
@@ -203,10 +203,10 @@ def _pvn(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representati
     def outputs(frozen: FeatureNetwork, observation: Array) -> Array:
         return eqx.filter_vmap(lambda network: network(observation))(frozen).ravel()
 
-    def prepare(target: Target, _: Array, frozen: FeatureNetwork, batches: Transition, __: RandomKey) -> tuple[Array, Array]:
+    def prepare(target: Target, frozen: FeatureNetwork, batches: Transition, _: RandomKey) -> tuple[Array, Array]:
         def one(batch: Transition) -> tuple[Array, Array]:
             mean = jnp.mean(features(target.network, batch.next_observation, config), axis=1)
-            _, discount = rewards_and_discounts(batch, config)
+            discount = rewards_and_discounts(batch, config)[1]
             return jax.vmap(outputs, (None, 0))(frozen, batch.observation), discount[:, None] * product(
                 mean, target.backup.weights.T
             )

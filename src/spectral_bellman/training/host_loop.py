@@ -360,7 +360,6 @@ class HostLoop:
         published = self._policies[number - 1].result()
         if self.config.learns(number) and number >= self._learns_from:
             keys = self._program("keys", self._key, count)
-            state = self._program("begin", state, count)
             state, terms = self._run("before", state, replay, keys[0])
             state, published = self._from_replay("publish", state, replay, keys[1], count)
             self._policies[number].set_result(published)
@@ -431,7 +430,7 @@ class HostLoop:
 
     def _names(self) -> list[str]:
         """What a round needs."""
-        names = ["page", "act", "count", "store", "keys", "begin", "count terms"]
+        names = ["page", "act", "count", "store", "keys", "count terms"]
         for name in ("publish", *self.pieces):
             parts = [name]
             if name in self.pieces:  # of one piece there is nothing but the last
@@ -475,7 +474,6 @@ class HostLoop:
             "keys": (self._keys_of, (), (key, count)),
             "count": (self._count, (0,), (learner.tally, _told(parts), count)),
             "store": (self._store, (0,), (replay, placed(parts))),
-            "begin": (agent.begin, (), (learner.agent, count)),
             "publish": (
                 lambda state, replay, key, number: self._publish(state, agent.select(replay, key), key, number),
                 (),

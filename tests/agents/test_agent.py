@@ -1,0 +1,98 @@
+"""A round of learning: what is fitted to what, and what is published."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spectral_bellman.agents.agent import Agent
+from spectral_bellman.agents.config import AgentConfig
+from spectral_bellman.agents.representation import features, features_taken, q_targets
+from spectral_bellman.replay import Transition, init_replay, sample
+from spectral_bellman.replay.transitions import add
+
+CONFIG = AgentConfig(features=6, hidden=(8,), exploration="epsilon", batch=32, representation_steps=40, q_steps=400)
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def replay():
+    keys = jax.random.split(jax.random.key(0), 4)
+    shape = (40, 2)
+    steps = Transition(
+        jax.random.normal(keys[0], (*shape, 3)),
+        jax.random.randint(keys[1], shape, 0, 3),
+        jax.random.normal(keys[2], shape),
+        jnp.ones(shape),
+        jnp.ones(shape),
+        jax.random.normal(keys[3], (*shape, 3)),
+    )
+    return add(init_replay(SHAPE, 2, 90, 20), steps, jnp.zeros(shape, bool), jnp.zeros(shape, bool))
+
+
+def rounds(config, replay, count):
+    """(state, policy) after each round."""
+    agent = Agent(config, SHAPE, 3)
+    learn = jax.jit(agent.learn)
+    state, found = agent.init(jax.random.key(1)), []
+    for number in range(count):
+        state, policy, _ = learn(state, replay, jnp.int32(10**6), jnp.int32(number), jax.random.fold_in(jax.random.key(2), number))
+        found.append((state, policy))
+    return agent, found
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("representation", ["spectral", "mse", "expected", "pvn", "td"])
+def test_the_target_is_the_pair_that_was_published(replay, representation):
+    _, found = rounds(dataclasses.replace(CONFIG, representation=representation, q_steps=4), replay, 2)
+    for state, policy in found:
+        assert equal((state.target.network, state.target.theta), (policy.network, policy.theta))
+        # φ has been learned since, but by td, which publishes what it has learned.
+        assert equal(state.network, policy.network) == (representation == "td")
+
+
+def test_the_parameters_are_fitted_to_the_backup_of_what_was_published_last(replay):
+    """Before φ was learned, not after: θ̂ of a round does not belong to the φ of the next."""
+    config = dataclasses.replace(CONFIG, q_learning_rate=1e-2)
+    _, ((state, _), (_, following)) = rounds(config, replay, 2)
+    batch = sample(replay, jax.random.key(5), (4_000,))
+    phi = np.asarray(features_taken(following.network, batch, config), np.float64)
+
+    def misfit(target):
+        wanted = np.asarray(q_targets(target, batch, config), np.float64)
+        return np.mean((phi @ np.asarray(following.theta) - wanted) ** 2), np.mean(
+            (phi @ np.linalg.lstsq(phi, wanted, rcond=None)[0] - wanted) ** 2
+        )
+
+    fitted, best = misfit(state.target)
+    assert fitted == pytest.approx(best, rel=0.05)
+    # Of the pair that was never fitted together the backup is another.
+    other, _ = misfit(state.target._replace(network=state.network))
+    assert other > fitted * 1.02
+
+
+def test_the_target_stays_for_as_many_rounds_as_it_should(replay):
+    _, found = rounds(dataclasses.replace(CONFIG, q_steps=4, target_rounds=3), replay, 7)
+    assert equal(found[1][0].target.network, found[0][0].target.network)
+    changed = [not equal(a[0].target, b[0].target) for a, b in itertools.pairwise(found)]
+    assert changed == [False, True, False, False, True, False]
+    for number in (2, 5):
+        assert equal(found[number][0].target.network, found[number][1].network)
+
+
+def test_values_are_learned_where_they_are_known(replay):
+    """Without a future, Q is the mean of the reward given (s, a): here a linear regression of clipped rewards on φ."""
+    config = dataclasses.replace(CONFIG, discount=0.0, representation_steps=0, q_learning_rate=1e-2, q_steps=2_000)
+    _, ((state, policy),) = rounds(config, replay, 1)
+    batch = sample(replay, jax.random.key(6), (4_000,))
+    phi = np.asarray(features_taken(state.network, batch, config), np.float64)
+    best = np.linalg.lstsq(phi, np.clip(np.asarray(batch.reward), -1, 1), rcond=None)[0]
+    values = np.asarray(features(policy.network, batch.observation, config) @ policy.theta)
+    expected = np.asarray(features(state.network, batch.observation, config), np.float64) @ best
+    assert np.corrcoef(values.ravel(), expected.ravel())[0, 1] > 0.97
