@@ -1,6 +1,6 @@
 """What a few gradient steps do to features of Atari's screens, with the screens as they are and less their mean.
 
-Random play fills a replay; sbm-dqn and dqn take gradient steps on it. Measured on other screens of the same play:
+Random play fills a replay; sbm-dqn and dqn take gradient steps on it. Measured on screens of the same play:
 
 - the share of the last hidden layer's units that are zero on all of them;
 - the share of φ's second moment that differs from state to state, 0 where φ(s, a) is the same for every s;
@@ -79,7 +79,7 @@ def measured(
     stage = agent.stages(1)[0 if agent_config.representation == "td" else 1]
     screens = sample(replay, jax.random.key(1), (256,)).observation
 
-    def one_step(state: AgentState, key: Any) -> AgentState:
+    def one_step(state: AgentState, replay: Replay, key: Any) -> AgentState:
         return stage.run(state, stage.draw(replay, key), key)[0]
 
     def differences(state: AgentState) -> Any:
@@ -100,7 +100,7 @@ def measured(
     step, look = jax.jit(one_step), jax.jit(differences)
     seen = []
     for i, key in enumerate(jax.random.split(jax.random.key(3), config.gradient_steps)):
-        state = step(state, key)
+        state = step(state, replay, key)
         if config.gradient_steps - i <= 24:
             seen.append(np.asarray(look(state)))
     moved = np.sqrt(np.mean(np.square(np.diff(seen, axis=0)), axis=(1, 2)))
@@ -121,8 +121,11 @@ def main(config: Benchmark) -> None:
             name = f"{preset}, {network}"
             with console.status(name):
                 figures[name] = measured(config, replay, actions, preset, network)
-            console.print(f"{name}: " + "; ".join(f"{what} {value:.4f}" for what, value in figures[name].items()))
-    write_json(config.out, {**figures, "config": dataclasses.asdict(config) | {"out": ""}, "provenance": provenance()})
+            shown = "; ".join(f"{what} {value:.4f}" for what, value in figures[name].items())
+            console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(config.out, {**figures, "provenance": provenance()})
+    console.print(str(config.out))
 
 
 if __name__ == "__main__":

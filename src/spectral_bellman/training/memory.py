@@ -34,8 +34,9 @@ class Memory(NamedTuple):
 
 def estimate(loop: Any) -> Memory:
     """What a loop will need: its state by shapes, and the working memory that the compiler reports."""
-    replay, rest = held(loop)
-    agent = loop.shapes()[0][0].agent
+    states = loop.shapes()
+    replay, rest = held(loop, states)
+    agent = states[0][0].agent
     # A seed's own axis comes first where seeds are vmapped.
     seeds = len(agent.theta) if agent.theta.ndim == 2 else 1
     parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // seeds
@@ -51,11 +52,11 @@ def estimate(loop: Any) -> Memory:
     )
 
 
-def held(loop: Any) -> tuple[int, int]:
-    """Bytes that a loop keeps from round to round: its replay, and everything else."""
-    states = loop.shapes()
+def held(loop: Any, states: Any) -> tuple[int, int]:
+    """Bytes that a loop, whose ``shapes()`` are these, keeps from round to round: its replay, and everything else."""
     replays = [part.replay_shapes() if loop.host else state[0].replay for part, state in zip(loop.loops, states, strict=True)]
-    return size(replays), size(states) - (0 if loop.host else size(replays))
+    replay = size(replays)
+    return replay, size(states) - (0 if loop.host else replay)
 
 
 def size(tree: Any) -> int:

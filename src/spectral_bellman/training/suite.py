@@ -248,7 +248,7 @@ def _fits(config: TrainConfig) -> int:
     """Seeds that the machine holds at once, by the size of what they keep and half as much again to work with."""
     bound = memory.limit()
     loop = build(dataclasses.replace(config, seeds=1).resolved(), make(config.env))
-    one = sum(memory.held(loop))
+    one = sum(memory.held(loop, loop.shapes()))
     loop.close()
     return config.seeds if bound is None else max(1, int(0.9 * bound / (1.5 * one)))
 
