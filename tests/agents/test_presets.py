@@ -64,7 +64,7 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
     assert config.reward_clip == 1
     assert config.discount == 0.99
     assert config.norm == "clip"
-    assert config.noise_scale == 1
+    assert (config.noise_scale, config.noise_anneal_steps) == (1, 0)
     assert config.q_solver == "adam"
     assert run["num_envs"] == 128
 

@@ -65,8 +65,6 @@ class Phase(NamedTuple):
     """(state, batches (S, B, …), key) -> a pytree with leading axis S."""
     update: Callable[[AgentState, Transition, Any], tuple[AgentState, Terms, Float[Array, " B"]]]
     """(state, batch, prepared) -> state, terms of the loss, priorities."""
-    finish: Callable[[AgentState], AgentState] = lambda state: state
-    """After a chunk of steps."""
 
 
 class Stage(NamedTuple):
@@ -170,8 +168,7 @@ class Agent:
         config = self.config
         if self.representation is None:
             return self._stage(Phase(config.updates, self._prepare_q, self._update_td), most), Stage(0, 0, _nothing, _nothing)
-        phase = Phase(config.representation_steps, self._prepare_representation, self._update_representation, self._start_theta)
-        after = self._stage(phase, most)
+        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation), most)
         if config.q_solver == "adam":
             return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta), most), after
 
@@ -214,7 +211,7 @@ class Agent:
             # The terms are looked at once a chunk: where nobody reads them, XLA leaves out a third of a step.
             state, _ = jax.lax.scan(step, state, jax.tree.map(lambda x: x[:-1], (batches, prepared)))
             state, terms, _ = phase.update(state, *jax.tree.map(lambda x: x[-1], (batches, prepared)))
-            return phase.finish(state), terms
+            return state, terms
 
         return Stage(phase.steps // chunk, chunk, draw, run)
 
@@ -272,11 +269,6 @@ class Agent:
         state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
         return state, terms, jnp.zeros(len(batch.action))
 
-    def _start_theta(self, state: AgentState) -> AgentState:
-        if self.config.q_start == "last" or self.representation is None or self.representation.theta_tilde is None:
-            return state
-        return state._replace(theta=self.representation.theta_tilde(state.backup, state.target.theta[None], state.target.theta)[0])
-
     def publish(
         self, state: AgentState, selection: Rows | None, agent_steps: Array, round_number: Array, key: RandomKey
     ) -> tuple[AgentState, Policy]:
@@ -294,10 +286,11 @@ class Agent:
                 noise = exploration.posterior_noise(factor, scale * exploration.noise_factor(agent_steps, config))
         # Copies in earnest: the caller may give the state away, and no buffer can be given twice.
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
-        target = jax.tree.map(jnp.copy, Target(state.network, state.theta, self._target_backup(state.backup)))
-        if config.target_rounds > 1:
-            due = (round_number + 1) % config.target_rounds == 0
-            target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)
+        target = Target(state.network, state.theta, self._target_backup(state.backup))
+        # Chosen even where it is always due: td would return one array as network, target and policy, and XLA on a GPU then leaves
+        # the last two as they were, if the caller gives all three away.
+        due = (round_number + 1) % config.target_rounds == 0 if config.target_rounds > 1 else round_number >= 0
+        target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)
         policy = Policy(network, theta, noise, exploration.epsilon_at(agent_steps, config))
         return state._replace(target=target), policy
 

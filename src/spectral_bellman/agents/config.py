@@ -43,8 +43,6 @@ class AgentConfig:
     """Of Adam, for φ and θ̃."""
     q_learning_rate: float = 3e-3
     """Of Adam, for θ."""
-    q_start: Literal["last", "backup"] = "last"
-    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), what φ was learned with."""
     adam_epsilon: float = 1e-8
     """Of both Adams."""
     target_rounds: int = 1
@@ -77,8 +75,6 @@ class AgentConfig:
     """ε at the end of the schedule."""
     epsilon_steps: int = 100_000
     """Agent steps over which ε falls linearly."""
-    fade_steps: int = 0
-    """Agent steps after the warm-up over which random actions give way to the policy; all but epsilon, which has epsilon_steps."""
     ridge: float = 0.1
     """λ of Σ = λI + Σ φφᵀ."""
     precision_samples: int = 2_048
@@ -102,7 +98,7 @@ class AgentConfig:
         counts = ("features", "batch", "target_rounds", "theta_samples", "pvn_networks", "pvn_outputs", "precision_samples")
         for name in (*counts, "propagated_iterations", "propagated_draws"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("representation_steps", "q_steps", "warmup_steps", "epsilon_steps", "fade_steps", "noise_anneal_steps"):
+        for name in ("representation_steps", "q_steps", "warmup_steps", "epsilon_steps", "noise_anneal_steps"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
         for name in ("learning_rate", "q_learning_rate", "ridge"):
             self._require(name, getattr(self, name) > 0, "positive")

@@ -86,12 +86,12 @@ def choose(values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKe
 
 
 def epsilon_at(agent_steps: Int[Array, ""], config: AgentConfig) -> Float[Array, ""]:
-    """ε by the number of agent steps taken: 1 in the warm-up, then the schedule; of those who explore by noise, it ends at 0."""
-    start, end, steps = config.epsilon_start, config.epsilon_end, config.epsilon_steps
-    if config.exploration != "epsilon":
-        start, end, steps = float(config.fade_steps > 0), 0.0, config.fade_steps
-    share = (agent_steps.astype(jnp.float32) - config.warmup_steps) / max(steps, 1)
-    after = start + jnp.clip(share, 0, 1) * (end - start)
+    """ε by the number of agent steps taken: 1 in the warm-up, then the schedule, or 0 for those who explore by noise."""
+    if config.exploration == "epsilon":
+        share = (agent_steps.astype(jnp.float32) - config.warmup_steps) / max(config.epsilon_steps, 1)
+        after = config.epsilon_start + jnp.clip(share, 0, 1) * (config.epsilon_end - config.epsilon_start)
+    else:
+        after = jnp.zeros(())
     return jnp.where(agent_steps < config.warmup_steps, 1.0, after)
 
 

@@ -39,6 +39,8 @@ PAPER: dict[str, Any] = {
     "theta_variance": 1e-2,
     "ridge": 0.1,
     "alpha": 0.1,
+    "noise_scale": 1.0,
+    "noise_anneal_steps": 0,
     "reward_clip": 1.0,
     "discount": 0.99,
     # Where the paper is silent:
@@ -143,6 +145,10 @@ FAMILIES = {
             "warmup_steps": 20_000,
             "epsilon_steps": 250_000,
             "learning_rate": 2.5e-4,  # of dqn on Boxing better than 1e-4 and 5e-4
+            "theta_variance": 1e-4,
+            # σ_exp alone moves Q by a seventh of what actions differ by, and everybody acts greedily from early on.
+            "noise_scale": 100.0,
+            "noise_anneal_steps": 250_000,
         },
     ),
     "gym": Family(
