@@ -1,6 +1,7 @@
 """The loop for environments written in JAX: a round is one compiled call, vmapped over seeds, its state donated."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -37,7 +38,21 @@ class DeviceLoop:
 
     def shapes(self) -> State:
         """The state as shapes, nothing allocated."""
-        return jax.eval_shape(self.programs["init"], self._seeds())
+        return jax.eval_shape(jax.vmap(self._init_one), self._seeds())
+
+    def prepare(self) -> None:
+        """Compile all programs at once, on as many cores as there are."""
+        learner, policy, _ = self.shapes()
+        lowered = {
+            "init": self.programs["init"].lower(self._seeds()),
+            "learn": self._lowered(learning=True),
+            "diagnose": self.programs["diagnose"].lower(learner.agent, policy, learner.replay, learner.key),
+            "evaluate": self.programs["evaluate"].lower(policy, learner.key),
+        }
+        if not self.config.learns(0):
+            lowered["warm up"] = self._lowered(learning=False)
+        with ThreadPoolExecutor(len(lowered)) as pool:
+            self.programs.update(zip(lowered, pool.map(lambda program: program.compile(), lowered.values()), strict=True))
 
     def init(self) -> None:
         """A state before the first round."""
@@ -52,9 +67,7 @@ class DeviceLoop:
         """The compiled round."""
         name = "learn" if learning else "warm up"
         if name not in self.programs:
-            function = functools.partial(self._round, learning=learning)
-            program = over_seeds(function, in_axes=(0, 0, 0, None), donate=(0, 1, 2))
-            self.programs[name] = program.lower(*self.shapes(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+            self.programs[name] = self._lowered(learning).compile()
         return self.programs[name]
 
     def tally(self) -> Tally:
@@ -93,6 +106,10 @@ class DeviceLoop:
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _lowered(self, learning: bool) -> Any:
+        program = over_seeds(functools.partial(self._round, learning=learning), in_axes=(0, 0, 0, None), donate=(0, 1, 2))
+        return program.lower(*self.shapes(), jax.ShapeDtypeStruct((), jnp.int32))
 
     def _seeds(self) -> jax.Array:
         return jnp.arange(self.config.first_seed, self.config.first_seed + self.config.seeds)

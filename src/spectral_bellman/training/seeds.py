@@ -60,8 +60,7 @@ class Seeds:
 
     def prepare(self) -> None:
         """Compile, and open the environments of the host, at once: both take long."""
-        if self.host:
-            self.loops[0].prepare()
+        self.loops[0].prepare()
 
     def init(self) -> None:
         """A state before the first round."""
