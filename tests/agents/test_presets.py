@@ -72,7 +72,7 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
 def test_a_preset_goes_before_its_family():
     plain, paper = (preset_settings(name, "deep_sea")[1] for name in ("sbm-dqn-ts", "sbm-dqn-ts-paper"))
     assert (plain.ridge, plain.batch, plain.reward_clip) == (0.01, 128, 0)
-    assert plain.hidden == paper.hidden == (128,)  # where the preset is silent the family speaks
+    assert paper.propagated_draws == plain.propagated_draws == 1  # where the preset is silent the family speaks
     assert (paper.ridge, paper.batch) == (0.1, 256)
 
 

@@ -287,8 +287,8 @@ class Agent:
         # Copies in earnest: the caller may give the state away, and no buffer can be given twice.
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
         target = Target(state.network, state.theta, self._target_backup(state.backup))
-        # Chosen even where it is always due: td would return one array as network, target and policy, and XLA on a GPU then leaves
-        # the last two as they were, if the caller gives all three away.
+        # Chosen even where it is always due: state, target and policy would have one θ̂, and of a result that is returned three
+        # times a GPU writes one only, where the arguments were given away (jax issue 39625).
         due = (round_number + 1) % config.target_rounds == 0 if config.target_rounds > 1 else round_number >= 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)
         policy = Policy(network, theta, noise, exploration.epsilon_at(agent_steps, config))

@@ -114,7 +114,6 @@ FAMILIES = {
     "deep_sea": Family(
         {"num_envs": 1},
         {
-            "hidden": (128,),
             "ridge": 0.01,
             "batch": 128,
             "representation_steps": 8,
@@ -123,7 +122,6 @@ FAMILIES = {
             "epsilon_steps": 1_000,
             "reward_clip": 0.0,
             "learning_rate": 1e-4,
-            "precision_samples": 5_200,
             "propagated_draws": 1,
         },
     ),

@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import functools
 import json
+import math
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 from rich.progress import Progress
 
-from spectral_bellman.agents.presets import preset_settings
+from spectral_bellman.agents.presets import PRESETS, preset_settings
 from spectral_bellman.analysis.provenance import provenance, write_json
 from spectral_bellman.environments import DeepSea, GymEnvironments, Made, make
 from spectral_bellman.environments.atari import AtariEnvironments, AtariProtocol
@@ -76,8 +77,13 @@ def configure(preset: str, made: Made, settings: dict[str, Any]) -> TrainConfig:
             agent = dataclasses.replace(agent, **steps, target_rounds=agent.target_rounds * fewer)
     if isinstance(made.device, DeepSea):  # whose episodes all have one length: a round is one of them
         size = made.device.size
-        run |= {"round_steps": size, "frames": 300 * size, "replay_capacity": 500 * size}
-        agent = dataclasses.replace(agent, propagated_iterations=size)
+        frames = settings.get("frames", 300 * size)
+        held = min(frames, 1_000 * size)
+        run |= {"round_steps": size, "frames": frames, "replay_capacity": held}
+        # A direction for each state and action that can be met, and all of the replay: what was seen must not look unseen.
+        width = 2 ** max(7, math.ceil(math.log2(size * (size + 1))))
+        suited = {"propagated_iterations": size, "features": width, "hidden": (width,), "precision_samples": 2 * held}
+        agent = dataclasses.replace(agent, **{k: v for k, v in suited.items() if k not in PRESETS[preset].agent})
     return override(TrainConfig(preset, made.name, agent=agent, **run), settings)
 
 
