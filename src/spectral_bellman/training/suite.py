@@ -63,7 +63,7 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
     """Each preset with its settings on five sizes, the quick ones first."""
     return tuple(
         Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, "log_frames": 10 * size, **settings})
-        for size, episodes in ((6, 300), (10, 500), (14, 1_000), (20, 1_500), (30, 2_000))
+        for size, episodes in ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200))
         for preset, settings in ways
     )
 
