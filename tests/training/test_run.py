@@ -302,14 +302,12 @@ def test_an_object_of_the_users(tmp_path):
 
 def test_deep_sea_has_a_direction_for_everything_that_can_be_met():
     for size, width in ((4, 128), (10, 128), (14, 256), (20, 512), (30, 1024)):
-        config = configure("sbm-dqn-ts", make(f"deep_sea/{size}"), {"frames": 700 * size})
+        config = configure("sbm-dqn-ts", make(f"deep_sea/{size}"), {})
         assert config.agent.features >= size * (size + 1)
         assert (config.agent.features, config.agent.hidden) == (width, (width,))
-        # Σ is made of all of the replay, and the replay holds the run.
-        assert config.replay_capacity == config.frames < config.agent.precision_samples
+        assert config.replay_capacity < config.agent.precision_samples  # Σ is made of all of the replay
     assert configure("sbm-dqn-ts", make("deep_sea/20"), {"features": 32}).agent.features == 32
     assert configure("sbm-dqn-ts-paper", make("deep_sea/20"), {}).agent.features == 256
-    assert configure("sbm-dqn-ts", make("deep_sea/10"), {"frames": 10**6}).replay_capacity == 10_000
 
 
 def test_atari_on_a_cpu_takes_shorter_rounds_at_the_same_rates(monkeypatch):

@@ -77,8 +77,7 @@ def configure(preset: str, made: Made, settings: dict[str, Any]) -> TrainConfig:
             agent = dataclasses.replace(agent, **steps, target_rounds=agent.target_rounds * fewer)
     if isinstance(made.device, DeepSea):  # whose episodes all have one length: a round is one of them
         size = made.device.size
-        frames = settings.get("frames", 300 * size)
-        run |= {"round_steps": size, "frames": frames, "replay_capacity": min(frames, 1_000 * size)}
+        run |= {"round_steps": size, "frames": 300 * size, "replay_capacity": 500 * size}
         # A direction for each state and action that can be met, and all of the replay: what was seen must not look unseen.
         width = 2 ** max(7, math.ceil(math.log2(size * (size + 1))))
         suited = {"propagated_iterations": size, "features": width, "hidden": (width,), "precision_samples": 2_000 * size}

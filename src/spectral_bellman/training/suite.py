@@ -60,12 +60,12 @@ def _atari(*games: str) -> tuple[str, ...]:
 
 
 def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
-    """Each preset with its settings on five sizes, the quick ones first."""
-    return tuple(
-        Block((preset,), (f"deep_sea/{size}",), 10, {"frames": episodes * size, "log_frames": 10 * size, **settings})
-        for size, episodes in ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200))
-        for preset, settings in ways
-    )
+    """Each preset with its settings on five sizes, the quick ones first; up to a thousand episodes are remembered."""
+    blocks = []
+    for size, episodes in ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200)):
+        lengths = {"frames": episodes * size, "log_frames": 10 * size, "replay_capacity": min(episodes, 1_000) * size}
+        blocks += [Block((preset,), (f"deep_sea/{size}",), 10, {**lengths, **settings}) for preset, settings in ways]
+    return tuple(blocks)
 
 
 _MILLION = {"frames": 1_000_000}
