@@ -23,6 +23,14 @@ from spectral_bellman.agents.exploration import (
 
 N, A, D = 5, 3, 4
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    """For every test, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 ROWS = RNG.normal(size=(12, D))
 SIGMA = 0.1 * np.eye(D) + ROWS.T @ ROWS
 FACTOR = np.linalg.cholesky(SIGMA)

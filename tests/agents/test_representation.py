@@ -39,6 +39,12 @@ BASE = AgentConfig(
 RNG = np.random.default_rng(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    """For every test, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
+
+
 def linear(weight: np.ndarray):
     """φ(s, a) = W[a] s, with W of shape (A, d, S)."""
     network = feature_network("mlp", (), jax.ShapeDtypeStruct(weight.shape[-1:], jnp.float32), *weight.shape[:2], jax.random.key(0))
