@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import tyro
 
 EVALUATIONS = "evaluations (frames, mean return of 10 episodes)"
+VARIANTS = "sbm-dqn-ts, variants"
 GAP, NOISE = "best action above the mean of all (frames, value)", "how far the noise moves actions apart (frames, value)"
 
 
@@ -32,7 +33,7 @@ def group(run: dict[str, Any]) -> tuple[str, str] | None:
     if run["preset"] == "dqn":
         return "dqn", "tab:blue"
     if "--q-start" in run["command"] or "--fade-steps" in run["command"]:
-        return "sbm-dqn-ts, variants", "tab:green"
+        return VARIANTS, "tab:green"
     if "--noise-scale" in run["command"]:
         return "sbm-dqn-ts, the preset: noise ×100, annealed", "tab:orange"
     return "sbm-dqn-ts and sbm-dqn, noise of the paper or ε-greedy", "tab:grey"
@@ -49,7 +50,7 @@ def main(config: Figure) -> None:
         frames, returns = zip(*run[EVALUATIONS], strict=True)
         left.plot([f / 1e6 for f in frames], returns, color=colour, marker="o", ms=3, label=None if name in seen else name)
         seen.add(name)
-        if NOISE in run and "--q-start" not in run["command"] and "--fade-steps" not in run["command"]:
+        if NOISE in run and name != VARIANTS:
             for key, style in ((GAP, "-"), (NOISE, "--")):
                 frames, values = zip(*run[key], strict=True)
                 right.plot([f / 1e6 for f in frames], values, style, color=colour)

@@ -26,6 +26,7 @@ from spectral_bellman.analysis.provenance import provenance, write_json
 from spectral_bellman.environments import make
 from spectral_bellman.training.device_loop import DeviceLoop
 from spectral_bellman.training.run import configure
+from spectral_bellman.training.seeds import over_seeds
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def main(tuning: Tuning) -> None:
         def one(values: dict[str, Any], learner: Any, policy: Any, scene: Any, number: Any) -> Any:
             return with_numbers(values)._round(learner, policy, scene, number, learning=learning)
 
-        return jax.jit(jax.vmap(one, in_axes=(0, 0, 0, 0, None)), donate_argnums=(1, 2, 3), keep_unused=True)
+        return over_seeds(one, in_axes=(0, 0, 0, 0, None), donate=(1, 2, 3))
 
     programs = {learning: program(learning) for learning in (False, True)}
-    state = jax.jit(jax.vmap(loop._init_one))(jnp.array([seed for _, seed in lanes]))
+    state = loop.programs["init"](jnp.array([seed for _, seed in lanes]))
     episodes, returns = np.zeros(len(lanes)), np.zeros(len(lanes))
     for number in track(range(config.rounds), f"{tuning.preset} on {tuning.env}, {len(lanes)} lanes", console=console):
         state = programs[config.learns(number)](numbers, *state, jnp.int32(number))
@@ -89,7 +90,7 @@ def main(tuning: Tuning) -> None:
             tally = jax.device_get(state[0].tally)
             episodes, returns = episodes + tally.recent_episodes, returns + tally.recent_return
     keys = jax.vmap(jax.random.key)(jnp.arange(len(lanes)))
-    greedy = np.nanmean(np.asarray(jax.jit(jax.vmap(loop._evaluate_one))(state[1], keys)), axis=1)
+    greedy = np.nanmean(np.asarray(loop.programs["evaluate"](state[1], keys)), axis=1)
     found = []
     for i, point in enumerate(points):
         part = slice(i * tuning.seeds, (i + 1) * tuning.seeds)
