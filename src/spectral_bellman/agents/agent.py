@@ -65,6 +65,8 @@ class Phase(NamedTuple):
     """(state, batches (S, B, …), key) -> a pytree with leading axis S."""
     update: Callable[[AgentState, Transition, Any], tuple[AgentState, Terms, Float[Array, " B"]]]
     """(state, batch, prepared) -> state, terms of the loss, priorities."""
+    finish: Callable[[AgentState], AgentState] = lambda state: state
+    """After a chunk of steps."""
 
 
 class Stage(NamedTuple):
@@ -168,7 +170,8 @@ class Agent:
         config = self.config
         if self.representation is None:
             return self._stage(Phase(config.updates, self._prepare_q, self._update_td), most), Stage(0, 0, _nothing, _nothing)
-        after = self._stage(Phase(config.representation_steps, self._prepare_representation, self._update_representation), most)
+        phase = Phase(config.representation_steps, self._prepare_representation, self._update_representation, self._start_theta)
+        after = self._stage(phase, most)
         if config.q_solver == "adam":
             return self._stage(Phase(config.q_steps, self._prepare_theta, self._update_theta), most), after
 
@@ -211,7 +214,7 @@ class Agent:
             # The terms are looked at once a chunk: where nobody reads them, XLA leaves out a third of a step.
             state, _ = jax.lax.scan(step, state, jax.tree.map(lambda x: x[:-1], (batches, prepared)))
             state, terms, _ = phase.update(state, *jax.tree.map(lambda x: x[-1], (batches, prepared)))
-            return state, terms
+            return phase.finish(state), terms
 
         return Stage(phase.steps // chunk, chunk, draw, run)
 
@@ -268,6 +271,11 @@ class Agent:
         (network, backup), optimiser = _descend(self.optimiser, gradient, state.optimiser, trained)
         state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
         return state, terms, jnp.zeros(len(batch.action))
+
+    def _start_theta(self, state: AgentState) -> AgentState:
+        if self.config.q_start == "last" or self.representation is None or self.representation.theta_tilde is None:
+            return state
+        return state._replace(theta=self.representation.theta_tilde(state.backup, state.target.theta[None], state.target.theta)[0])
 
     def publish(
         self, state: AgentState, selection: Rows | None, agent_steps: Array, round_number: Array, key: RandomKey

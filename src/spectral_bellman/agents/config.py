@@ -43,6 +43,8 @@ class AgentConfig:
     """Of Adam, for φ and θ̃."""
     q_learning_rate: float = 3e-3
     """Of Adam, for θ."""
+    q_start: Literal["last", "backup"] = "last"
+    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with (td and pvn have none)."""
     adam_epsilon: float = 1e-8
     """Of both Adams."""
     target_rounds: int = 1
