@@ -220,7 +220,9 @@ class Agent:
 
     def _regress(self, state: AgentState, selection: Rows) -> AgentState:
         phi = features_taken(state.network, selection.transitions, self.config)
-        columns = jnp.concatenate([phi, q_targets(state.target, selection.transitions, self.config)[:, None]], axis=1)
+        targets = q_targets(state.target, selection.transitions, self.config)
+        # XLA cannot put what these are computed from and the concatenation into one GPU kernel, and tries to.
+        columns = jnp.concatenate(jax.lax.optimization_barrier([phi, targets[:, None]]), axis=1)
         scatter = posterior.init_scatter(columns.shape[1])
         scatter = posterior.add_scatter(scatter, columns * jnp.sqrt(selection.weight)[:, None])
         return state._replace(theta=posterior.regression_parameters(posterior.factor_scatter(scatter, self.config.ridge)))
