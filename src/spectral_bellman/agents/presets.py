@@ -26,6 +26,8 @@ class Family(NamedTuple):
 
     run: Mapping[str, Any]
     agent: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """What suits some presets better, by name."""
 
 
 PAPER: dict[str, Any] = {
@@ -33,6 +35,8 @@ PAPER: dict[str, Any] = {
     "norm": "clip",
     "learning_rate": 3e-4,
     "q_learning_rate": 3e-4,
+    "q_start": "last",
+    "adam_epsilon": 1e-8,
     "batch": 256,
     "representation_steps": 512,
     "q_steps": 64,
@@ -109,7 +113,21 @@ FAMILIES = {
     "minatar": Family(
         {"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000},
         # Few, large steps: a GPU takes as long for a batch of 256; 12 steps on φ beat 4 and 8 of the same 16 at 500k frames.
-        {"batch": 512, "representation_steps": 12, "q_steps": 4},
+        {
+            "batch": 512,
+            "representation_steps": 12,
+            "q_steps": 4,
+            # The rest was chosen on Breakout and Asterix, for dqn and sbm-dqn-ts among as many settings: results/minatar-tuning.
+            "adam_epsilon": 1e-4,
+            "theta_variance": 0.5,
+            "q_start": "backup",
+        },
+        {
+            "mse-dqn-ts": {"learning_rate": 2.5e-3},
+            "sbm-dqn-ts-no-orth": {"learning_rate": 2.5e-3},
+            "sbm-dqn": {"learning_rate": 2.5e-3, "representation": "expected"},
+            "sbm-dqn-ts": {"learning_rate": 2.5e-3, "representation": "expected"},
+        },
     ),
     "deep_sea": Family(
         {"num_envs": 1},
@@ -175,6 +193,6 @@ def preset_settings(preset: str, family: str) -> tuple[dict[str, Any], AgentConf
     if preset not in PRESETS:
         hint = did_you_mean(preset, PRESETS, cutoff=0.4) or "sbm presets lists them"
         raise ValueError(f"there is no preset {preset!r}; {hint}")
-    run, agent = FAMILIES[family]
+    run, agent, better = FAMILIES[family]
     _, agent_changes, run_changes = PRESETS[preset]
-    return {**run, **run_changes}, dataclasses.replace(AgentConfig(), **{**agent, **agent_changes})
+    return {**run, **run_changes}, dataclasses.replace(AgentConfig(), **{**agent, **agent_changes, **better.get(preset, {})})

@@ -77,6 +77,7 @@ SUITES = {
         (
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
             Block(EIGHT, ("minatar/breakout", "minatar/asterix"), 10, _MILLION),
+            Block(("sbm-dqn-ts",), ("minatar/breakout", "minatar/asterix"), 10, {**_MILLION, "representation": "spectral"}),
         ),
     ),
     "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
