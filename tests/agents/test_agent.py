@@ -96,3 +96,26 @@ def test_values_are_learned_where_they_are_known(replay):
     values = np.asarray(features(policy.network, batch.observation, config) @ policy.theta)
     expected = np.asarray(features(state.network, batch.observation, config), np.float64) @ best
     assert np.corrcoef(values.ravel(), expected.ravel())[0, 1] > 0.97
+
+
+def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
+    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
+    state, x = agent.optimiser.init(jnp.zeros(2)), np.zeros(2)
+    square, mean = np.zeros(2), np.zeros(2)
+    for gradient in np.asarray([[1.0, -0.01], [0.5, 0.02], [-2.0, 0.0]]):
+        update, state = agent.optimiser.update(jnp.asarray(gradient, jnp.float32), state)
+        square, mean = 0.95 * square + 0.05 * gradient**2, 0.95 * mean + 0.05 * gradient
+        x = -0.1 * gradient / (np.sqrt(square - mean**2) + 0.02)
+        np.testing.assert_allclose(update, x, rtol=1e-4)
+
+
+@pytest.mark.parametrize("representation", ["mse", "spectral", "expected"])
+def test_the_fit_may_start_at_the_backup_of_the_target(replay, representation):
+    config = dataclasses.replace(CONFIG, representation=representation, q_start="backup", q_steps=0)
+    agent, ((first, _), (second, policy)) = rounds(config, replay, 2)
+    backup = agent.representation.theta_tilde(first.backup, first.target.theta[None], first.target.theta)[0]
+    np.testing.assert_allclose(first.theta, backup, rtol=1e-5)
+    # Without steps of its own, that is what is published and aimed at next.
+    np.testing.assert_array_equal(policy.theta, first.theta)
+    np.testing.assert_array_equal(second.target.theta, first.theta)
+    assert np.linalg.norm(backup - first.target.theta) > 0.01

@@ -59,7 +59,7 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
     assert config.learning_rate == config.q_learning_rate == 3e-4
     assert config.batch == 256
     assert (config.representation_steps, config.q_steps) == (512, 64)
-    assert config.theta_variance == 1e-2
+    assert (config.theta_variance, config.relative_variance) == (1e-2, False)
     assert config.ridge == 0.1
     assert config.alpha == 0.1
     assert config.reward_clip == 1
@@ -85,6 +85,7 @@ def test_the_dqn_of_others_has_their_numbers(preset, family, samples):
     assert config.plain
     assert config.target_rounds * steps == {"minatar": 1_024, "atari": 8_192}[family]
     assert (config.epsilon_end, config.epsilon_steps) == {"minatar": (0.1, 100_000), "atari": (0.01, 250_000)}[family]
+    assert config.optimiser == {"minatar": "rmsprop", "atari": "adam"}[family]
 
 
 def test_dqn_has_one_plain_output_an_action():

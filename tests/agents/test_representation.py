@@ -188,6 +188,23 @@ def test_the_expected_form_is_zero_at_an_exact_solution_and_grows_as_it_says():
     np.testing.assert_allclose(terms["value"], 0.36 / 6, rtol=1e-4)
     np.testing.assert_allclose(terms["prediction"], (0.09 + 0.36) / 6, rtol=1e-4)
     np.testing.assert_allclose(loss, 0.06 + 0.5 * 0.075, rtol=1e-4)
+    # In units of θ̂'s mean square, both terms are those of the rewards and values in another currency.
+    way = representation(dataclasses.replace(config, relative_variance=True), OBSERVATION)
+    prepared = jax.tree.map(lambda x: x[0], way.prepare(target, (), stacked(batch), jax.random.key(0)))
+    loss, _ = way.loss(network, off, batch, prepared, old)
+    np.testing.assert_allclose(loss, 0.06 + 0.5 * np.mean(theta**2) * 0.075, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("relative", "deviation"), [(False, 0.5), (True, 1.5)])
+def test_the_distribution_over_parameters_is_as_wide_as_it_should_be(relative, deviation):
+    _, batch, _, _ = tabular()
+    config = dataclasses.replace(
+        BASE, representation="spectral", features=S * A, theta_variance=0.25, relative_variance=relative, theta_samples=4_000
+    )
+    centre = jnp.asarray([3.0, -3.0] * (S * A // 2))
+    target = Target(tabular()[0], centre, ())
+    theta, _ = representation(config, OBSERVATION).prepare(target, (), stacked(batch), jax.random.key(0))
+    np.testing.assert_allclose(np.std(np.asarray(theta[0]) - np.asarray(centre)), deviation, rtol=0.03)
 
 
 def test_the_linear_backup_is_the_bellman_operator_near_its_centre():

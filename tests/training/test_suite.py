@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 
 import pytest
 from rich.console import Console
@@ -36,7 +37,7 @@ def folders(tmp_path):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_suite_can_be_planned(name, folders, monkeypatch):
-    monkeypatch.setattr(suites, "_fits", lambda config: config.seeds)
+    monkeypatch.setattr(suites, "_fits", lambda config, _: config.seeds)
     monkeypatch.setattr(suites, "HUMAN", {})
     wanted = SUITES[name]
     if name == "atari-55":
@@ -80,15 +81,41 @@ def test_a_run_with_other_settings_is_not_written_over(folders):
 
 
 def test_seeds_are_divided_into_runs_that_fit(folders, monkeypatch):
-    monkeypatch.setattr(suites, "_fits", lambda config: 2)
+    monkeypatch.setattr(suites, "_fits", lambda config, _: 2)
     assert names(TINY, *folders)[:2] == ["dqn-deep_sea-3-seed-0-1", "dqn-deep_sea-3-seed-2"]
 
 
 def test_what_fits_is_bounded_by_the_memory_there_is(folders, monkeypatch):
     config = plan(TINY, *folders)[0][0].config
-    assert suites._fits(config) >= 3
+    assert suites._fits(config, 1) >= 3
     monkeypatch.setattr(suites.memory, "limit", lambda: 1)
-    assert suites._fits(config) == 1
+    assert suites._fits(config, 1) == 1
+
+
+def test_runs_at_once_share_the_memory(folders, monkeypatch):
+    config = dataclasses.replace(plan(TINY, *folders)[0][0].config, seeds=100)
+    loop = suites.build(dataclasses.replace(config, seeds=1).resolved(), suites.make(config.env))
+    one = sum(suites.memory.held(loop, loop.shapes()))
+    monkeypatch.setattr(suites.memory, "limit", lambda: int(100 * one))
+    assert (suites._fits(config, 1), suites._fits(config, 4)) == (60, 15)
+
+
+def test_a_suite_leaves_the_memory_of_the_accelerator_to_its_runs(monkeypatch):
+    seen = []
+    monkeypatch.setattr(suites.jax, "local_devices", lambda: seen.append(os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]))
+    for before in (None, "true"):
+        if before:
+            monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", before)
+        suites._open_accelerator()
+        assert os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == before
+    assert seen == ["false", "false"]
+
+
+def test_of_episodes_that_seldom_end_the_ends_are_kept():
+    records = [{"seed": 0, "frames": f, "return": 1.0 if f in (101, 503) else None, "x": 0.0} for f in range(1, 1_000)]
+    kept = [record["frames"] for record in suites._thinned(records)]
+    assert {101, 503, 999} <= set(kept)
+    assert len(kept) <= suites.KEPT_POINTS + 2
 
 
 def test_a_thinned_log_has_the_last_point_and_every_evaluation(folders):

@@ -85,8 +85,7 @@ class Agent:
     def __init__(self, config: AgentConfig, observation: jax.ShapeDtypeStruct, num_actions: int) -> None:
         self.config, self.observation, self.num_actions = config, observation, num_actions
         self.representation = representation(config, observation)
-        self.optimiser = optax.adam(config.learning_rate, eps=config.adam_epsilon)
-        self.theta_optimiser = optax.adam(config.q_learning_rate, eps=config.adam_epsilon)
+        self.optimiser, self.theta_optimiser = (_optimiser(config, rate) for rate in (config.learning_rate, config.q_learning_rate))
 
     def init(self, key: RandomKey) -> AgentState:
         """A state that has learned nothing."""
@@ -96,10 +95,10 @@ class Agent:
         if config.plain:
             # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
             network = eqx.tree_at(lambda x: x.head.weight, network, jnp.zeros_like(network.head.weight))
-        # θ = 0 gives φ nothing to learn from where both come from one loss.
         theta = jnp.ones(1) if config.plain else jnp.zeros(d)
         if config.representation == "td" and not config.plain:
-            theta = jax.random.normal(keys[1], (d,))
+            # θ = 0 gives φ nothing to learn from where both come from one loss; a large θ makes Q large, see above.
+            theta = jax.random.normal(keys[1], (d,)) / math.sqrt(d)
         backup, frozen = self.representation.init(keys[2]) if self.representation else ((), ())
         return AgentState(
             network=network,
@@ -338,6 +337,12 @@ def largest_divisor(number: int, bound: int) -> int:
 
 def _nothing(*_: Any) -> Any:
     raise AssertionError("a stage of no steps is not run")
+
+
+def _optimiser(config: AgentConfig, learning_rate: float) -> Any:
+    if config.optimiser == "adam":
+        return optax.adam(learning_rate, eps=config.adam_epsilon)
+    return optax.rmsprop(learning_rate, 0.95, config.adam_epsilon, centered=True, eps_in_sqrt=False)
 
 
 def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:

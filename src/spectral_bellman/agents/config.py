@@ -39,14 +39,16 @@ class AgentConfig:
     """Gradient steps on φ a round; 0 leaves φ as it was drawn. td takes these and the q_steps on one loss."""
     q_steps: int = 4
     """Gradient steps on θ a round."""
+    optimiser: Literal["adam", "rmsprop"] = "adam"
+    """rmsprop: centred, with a memory of 0.95, as the MinAtar authors have it."""
     learning_rate: float = 1e-3
-    """Of Adam, for φ and θ̃."""
+    """Of φ and θ̃."""
     q_learning_rate: float = 3e-3
-    """Of Adam, for θ."""
+    """Of θ."""
     q_start: Literal["last", "backup"] = "last"
     """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with (td and pvn have none)."""
     adam_epsilon: float = 1e-8
-    """Of both Adams."""
+    """What the optimiser adds to the root it divides by."""
     target_rounds: int = 1
     """Rounds between copies to the target network."""
 
@@ -55,6 +57,8 @@ class AgentConfig:
     """M, draws of θ in a gradient step."""
     theta_variance: float = 1e-2
     """σ_rep², a variance."""
+    relative_variance: bool = False
+    """Take σ_rep² in units of θ̂'s mean square ‖θ̂‖²/d instead of 1: then the scale of the values does not matter."""
     alpha: float = 1.0
     """Weight of the new batch in the moving averages Λ1 and Λ2; 1 makes the gradient that of Bellman MSE."""
     feature_orthogonality: float = 0.03

@@ -10,7 +10,7 @@ from spectral_bellman import objective, operators, posterior
 from spectral_bellman._arrays import RandomKey, product
 from spectral_bellman.agents.agent import Agent, AgentState
 from spectral_bellman.agents.exploration import Policy
-from spectral_bellman.agents.representation import Terms, features, features_taken, rewards_and_discounts, taken
+from spectral_bellman.agents.representation import Terms, features, features_taken, rewards_and_discounts, taken, variance_of
 from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
 
 SAMPLES = 1_024
@@ -58,7 +58,9 @@ def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Trans
         mean_phi = jnp.mean(taken(acting, batch.action), axis=0)
         result["max_uncertainty"] = jnp.linalg.norm(mean_phi @ policy.noise)
     if agent.representation is not None and agent.representation.theta_tilde is not None:
-        theta = objective.sample_parameters(theta_key, state.target.theta, config.theta_variance, config.theta_samples)
+        theta = objective.sample_parameters(
+            theta_key, state.target.theta, variance_of(state.target.theta, config), config.theta_samples
+        )
         theta = jnp.concatenate([state.target.theta[None], theta])
         phi_next = features(state.target.network, batch.next_observation, config)
         targets = operators.one_step_targets(*rewards_and_discounts(batch, config), phi_next, theta)

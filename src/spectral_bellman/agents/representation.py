@@ -91,6 +91,11 @@ def q_targets(target: Target, batch: Transition, config: AgentConfig) -> Float[A
     return jax.vmap(operators.one_step)(*rewards_and_discounts(batch, config), values)
 
 
+def variance_of(theta: Float[Array, " d"], config: AgentConfig) -> Float[Array, ""]:
+    """σ_rep² of ν around θ."""
+    return config.theta_variance * (jnp.mean(jnp.square(theta)) if config.relative_variance else jnp.ones(()))
+
+
 def representation(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representation | None:
     """The representation that the config names; None for td, which learns φ and θ from one loss."""
     builders = {"mse": _bellman, "spectral": _bellman, "expected": _expected, "pvn": _pvn}
@@ -105,7 +110,7 @@ def _bellman(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
 
     def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> tuple[Array, Array]:
         def one(batch: Transition, key: RandomKey) -> tuple[Array, Array]:
-            theta = objective.sample_parameters(key, target.theta, config.theta_variance, config.theta_samples)
+            theta = objective.sample_parameters(key, target.theta, variance_of(target.theta, config), config.theta_samples)
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
             return theta, operators.one_step_targets(reward, discount, phi_next, theta)
@@ -153,27 +158,26 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     def init(_: RandomKey) -> tuple[LinearBackup, Any]:
         return LinearBackup(jnp.zeros(config.features), jnp.eye(config.features)), ()
 
-    def prepare(target: Target, _: Any, batches: Transition, __: RandomKey) -> tuple[Array, Array]:
-        def one(batch: Transition) -> tuple[Array, Array]:
+    def prepare(target: Target, _: Any, batches: Transition, __: RandomKey) -> tuple[Array, Array, Array]:
+        def one(batch: Transition) -> tuple[Array, Array, Array]:
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
             values = phi_next @ target.theta
-            return jax.vmap(operators.one_step)(reward, discount, values), discount[:, None] * taken(
-                phi_next, jnp.argmax(values, 1)
-            )
+            following = discount[:, None] * taken(phi_next, jnp.argmax(values, 1))
+            return jax.vmap(operators.one_step)(reward, discount, values), following, variance_of(target.theta, config)
 
         return jax.vmap(one)(batches)
 
     def loss(
-        network: FeatureNetwork, backup: LinearBackup, batch: Transition, prepared: tuple[Array, Array], cov: Covariances
+        network: FeatureNetwork, backup: LinearBackup, batch: Transition, prepared: tuple[Array, Array, Array], cov: Covariances
     ) -> tuple[Array, tuple[Covariances, Terms]]:
-        targets, following = prepared
+        targets, following, variance = prepared
         phi = features_taken(network, batch, config)
         terms = {
             "value": jnp.mean(jnp.square(phi @ backup.b - targets)),
             "prediction": jnp.mean(jnp.sum(jnp.square(product(phi, backup.J) - following), axis=1)),
         }
-        return terms["value"] + config.theta_variance * terms["prediction"], (_with_features(cov, phi), terms)
+        return terms["value"] + variance * terms["prediction"], (_with_features(cov, phi), terms)
 
     return Representation(
         init, prepare, loss, lambda backup, theta, theta_hat: backup.b[None] + product(theta - theta_hat[None], backup.J.T)

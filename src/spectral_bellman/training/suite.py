@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -123,7 +125,8 @@ def suite(name: str, out: Path, keep: Path, minutes: float, at_once: int, dry_ru
         raise ValueError(f"there is no suite {name!r}; {did_you_mean(name, SUITES, cutoff=0.4) or 'sbm suite lists them'}")
     out, keep = out / name, keep / name
     keep_finished(out, keep)
-    jobs, finished = plan(SUITES[name], out, keep)
+    _open_accelerator()
+    jobs, finished = plan(SUITES[name], out, keep, at_once)
     frames = sum(job.config.frames * job.config.seeds for job in jobs)
     say(
         console,
@@ -156,8 +159,8 @@ def suite(name: str, out: Path, keep: Path, minutes: float, at_once: int, dry_ru
     say(console, f"{name}: sbm report {keep} lays it out")
 
 
-def plan(wanted: Suite, out: Path, keep: Path) -> tuple[list[Job], int]:
-    """The runs to begin or to resume, and the number of those that are finished.
+def plan(wanted: Suite, out: Path, keep: Path, at_once: int = 1) -> tuple[list[Job], int]:
+    """The runs to begin or to resume, of which ``at_once`` share the machine, and the number of those that are finished.
 
     A seed is finished if a run that is kept has it, with the same settings and no fewer frames.
     """
@@ -176,7 +179,7 @@ def plan(wanted: Suite, out: Path, keep: Path) -> tuple[list[Job], int]:
         # The screens of all Atari games are of one size: one of them tells for all, and emulators need not be opened for each.
         kind = (config.agent, bool(config.atari) or config.env)
         if missing and kind not in fits:
-            fits[kind] = _fits(config)
+            fits[kind] = _fits(config, at_once)
         for seeds in _runs_of(missing, fits.get(kind, 1)):
             part = dataclasses.replace(config, first_seed=seeds[0], seeds=len(seeds))
             name = _name(part)
@@ -207,10 +210,14 @@ def keep_finished(out: Path, keep: Path) -> None:
 
 
 def _thinned(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every evaluation, and of the other lines so many of each seed that are as far apart as can be, the last among them."""
-    frames = sorted({record["frames"] for record in records if "return" in record})
-    stride = max(1, math.ceil(len(frames) / KEPT_POINTS))
-    chosen = set(frames[::-1][::stride])
+    """Every evaluation, and of the other lines so many of each seed that are as far apart as can be, the last among them.
+
+    As many again are chosen of those in which an episode ended: long episodes that began together end together, and seldom.
+    """
+    chosen = set[int]()
+    for lines in ([r for r in records if "return" in r], [r for r in records if r.get("return") is not None]):
+        frames = sorted({record["frames"] for record in lines})
+        chosen |= set(frames[::-1][:: max(1, math.ceil(len(frames) / KEPT_POINTS))])
     for record in records:
         if "eval_return" in record or record["frames"] in chosen:
             yield {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in record.items()}
@@ -245,13 +252,24 @@ def _name(config: TrainConfig) -> str:
     return f"{config.preset}{changed}-{config.env.replace('/', '-')}-seed-{seeds}"
 
 
-def _fits(config: TrainConfig) -> int:
-    """Seeds that the machine holds at once, by the size of what they keep and half as much again to work with."""
+def _open_accelerator() -> None:
+    """Look at the accelerator without taking its memory, as JAX would: the runs are to have it."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    jax.local_devices()
+    del os.environ[name]
+    if before is not None:
+        os.environ[name] = before
+
+
+def _fits(config: TrainConfig, at_once: int) -> int:
+    """Seeds that a share of the machine holds, by the size of what they keep and half as much again to work with."""
     bound = memory.limit()
     loop = build(dataclasses.replace(config, seeds=1).resolved(), make(config.env))
     one = sum(memory.held(loop, loop.shapes()))
     loop.close()
-    return config.seeds if bound is None else max(1, int(0.9 * bound / (1.5 * one)))
+    return config.seeds if bound is None else max(1, int(0.9 * bound / at_once / (1.5 * one)))
 
 
 def _runs_of(seeds: list[int], most: int) -> list[list[int]]:
