@@ -248,3 +248,17 @@ def test_what_gymnasium_misses_is_no_traceback(monkeypatch: pytest.MonkeyPatch, 
         sbm(monkeypatch, "evaluate", "somewhere", "--video")
     assert stop.value.code == 2
     assert "gymnasium[classic-control]" in capsys.readouterr().err
+
+
+def test_bench_measures_the_presets_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    presets = ("dqn", "mse-dqn-ts", "sbm-dqn")
+    sbm(monkeypatch, "bench", "deep_sea/3", "--presets", *presets, "--seconds", "0.05", "--out", str(tmp_path / "bench.json"))
+    figures, printed = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8")), capsys.readouterr().out
+    times = figures["seconds a round"]
+    assert set(times) == set(presets)
+    for preset in presets[1:]:
+        assert figures[f"overhead of {preset} over dqn"] == pytest.approx(times[preset] / times["dqn"] - 1)
+        assert f"overhead of {preset} over dqn" in printed
+    assert "--presets" in refusal(monkeypatch, capsys, "bench", "deep_sea/3", "--presets")

@@ -179,18 +179,25 @@ def envs() -> None:
     Console().print(table)
 
 
-def bench(env: tyro.conf.Positional[str] = "deep_sea/10", seeds: int = 1, seconds: float = 10.0, out: Path | None = None) -> None:
-    """Measure training speed against the bare environment, and sbm-dqn-ts against dqn, in one run.
+def bench(
+    env: tyro.conf.Positional[str] = "deep_sea/10",
+    presets: tuple[str, ...] = ("dqn", "sbm-dqn-ts"),
+    seeds: int = 1,
+    seconds: float = 10.0,
+    out: Path | None = None,
+) -> None:
+    """Measure training speed against the bare environment, and presets against the first of them, in one run.
 
     Args:
       env: the environment.
+      presets: what to measure.
       seeds: seeds trained side by side.
       seconds: to measure each for, after compilation.
       out: a JSON file for the figures.
     """
     from spectral_bellman.training.bench import bench
 
-    bench(env, seeds, seconds, out, Console())
+    bench(env, seeds, seconds, out, Console(), presets=presets)
 
 
 def demo(out: Path = Path("out/demo"), episodes: int = 200, seeds: int = 3) -> None:

@@ -70,6 +70,8 @@ def deep_sea_figure(groups: Sequence[Group]) -> Figure | None:
         panel.plot(x, y, **look[agent], marker="o", lw=1.8, label=agent)
     panel.set(xlabel="size N", ylabel="episodes to solve", yscale="log", title="DeepSea")
     tidy(panel)
+    sizes = sorted({size for row in table.values() for size in row})
+    panel.set(xlim=(sizes[0] - 1, sizes[-1] + 1), xticks=sizes)
     panel.legend(frameon=False)
     return figure
 

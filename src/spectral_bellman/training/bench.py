@@ -1,4 +1,4 @@
-"""How fast training is: against the bare environment, and sbm-dqn-ts against dqn, all in one run on one machine."""
+"""How fast training is: against the bare environment, and presets against the first of them, all in one run on one machine."""
 
 import dataclasses
 import functools
@@ -32,26 +32,34 @@ BARE = "random actions, no agent"
 
 
 def bench(
-    env: str, seeds: int, seconds: float, out: Path | None, console: Console, settings: dict[str, Any] | None = None
+    env: str,
+    seeds: int,
+    seconds: float,
+    out: Path | None,
+    console: Console,
+    settings: dict[str, Any] | None = None,
+    presets: Sequence[str] = PRESETS,
 ) -> dict[str, Any]:
     """Measure and print agent steps per second, all seeds together, after compilation; write them if asked."""
-    made = make(env)
-    configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in PRESETS}
+    if not presets:
+        raise ValueError("--presets names none: for instance --presets dqn sbm-dqn-ts")
+    made, base = make(env), presets[0]
+    configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in presets}
     figures: dict[str, Any] = {"env": made.name, "seeds": seeds, "agent steps per second": {}, "seconds a round": {}}
     with console.status("") as status:
-        kept = _Kept(host_opener(configs["dqn"], made)) if made.game is not None else None
+        kept = _Kept(host_opener(configs[base], made)) if made.game is not None else None
         if kept is not None:
-            status.update(f"{configs['dqn'].num_envs} emulators: loading; {', '.join(PRESETS)}: compiling")
+            status.update(f"{configs[base].num_envs} emulators: loading; {', '.join(presets)}: compiling")
             loops = {
                 name: Seeds(config, functools.partial(_loop_on, kept, made.name), host=True) for name, config in configs.items()
             }
             with ThreadPoolExecutor(len(loops)) as pool:
                 list(pool.map(Seeds.prepare, loops.values()))
-            figures["arrangements"] = _bare_emulator(kept, configs["dqn"], seconds)
+            figures["arrangements"] = _bare_emulator(kept, configs[base], seconds)
             bare = max(figures["arrangements"].values())
         else:
             status.update("the bare environment, random actions")
-            bare = _bare(made, configs["dqn"], seconds)
+            bare = _bare(made, configs[base], seconds)
             loops = {}
         figures["agent steps per second"][BARE] = bare
         for preset, config in configs.items():
@@ -85,19 +93,22 @@ def bench(
             loop.close()
             del loop
     times, speeds = figures["seconds a round"], figures["agent steps per second"]
-    figures["overhead of sbm-dqn-ts over dqn"] = times["sbm-dqn-ts"] / times["dqn"] - 1
-    skip = configs["dqn"].round_frames // configs["dqn"].round_agent_steps
-    columns = ["agent steps/s, all seeds", "of the bare environment"] + (["frames/s"] if skip > 1 else [])
+    for preset in presets[1:]:
+        figures[f"overhead of {preset} over {base}"] = times[preset] / times[base] - 1
+    skip = configs[base].round_frames // configs[base].round_agent_steps
+    columns = ["agent steps/s, all seeds", "of the bare environment", "seconds per million"] + (["frames/s"] if skip > 1 else [])
     table = Table("", *columns, title=f"{made.name}, {seeds} seed{'s' if seeds > 1 else ''}")
     for name, speed in speeds.items():
-        table.add_row(name, f"{speed:,.0f}", f"{speed / bare:.2f}", *([f"{speed * skip:,.0f}"] if skip > 1 else []))
+        table.add_row(
+            name, f"{speed:,.0f}", f"{speed / bare:.2f}", f"{1e6 / speed:.3g}", *([f"{speed * skip:,.0f}"] if skip > 1 else [])
+        )
     console.print(table)
     for name, speed in figures.get("arrangements", {}).items():
         console.print(f"bare emulators, {name}: {speed:,.0f} agent steps/s", highlight=False, soft_wrap=True)
     for name, value in figures.items():
         if isinstance(value, float):
             console.print(f"{name}: {value:.3f}", highlight=False, soft_wrap=True)
-    for preset in PRESETS:
+    for preset in presets:
         estimated, peak = figures[f"{preset} memory, estimated"], figures[f"{preset} memory, peak"]
         console.print(
             f"{preset}: memory estimated {memory.show(estimated)}, peak so far {memory.show(peak)}", highlight=False, soft_wrap=True

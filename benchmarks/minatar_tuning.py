@@ -1,0 +1,72 @@
+"""Draws ``results/minatar-tuning/tuning.json``: every setting that was tried, its score on Breakout against that on Asterix.
+
+python benchmarks/minatar_tuning.py
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+
+from spectral_bellman.analysis.figures import COLORS
+
+GAMES = ("breakout", "asterix")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """MinAtar, a million frames."""
+
+    runs: Path = Path("results/minatar-tuning/tuning.json")
+    """What was measured."""
+    out: Path = Path("results/minatar-tuning/tuning.png")
+    """Where the picture goes."""
+
+
+def group(preset: str, settings: dict[str, Any]) -> str:
+    """What a setting is a variant of."""
+    if preset == "dqn":
+        return "dqn"
+    if settings.get("q_solver") == "least_squares":
+        return "sbm-dqn-ts, θ̂ by least squares"
+    if settings.get("noise_scale", 1) > 1:
+        return "sbm-dqn-ts, noise ×30"
+    if settings.get("representation", "spectral") == "spectral":
+        return "sbm-dqn-ts, sampled θ"
+    return "sbm-dqn-ts, expected form, θ̂ from " + ("θ̃(θ⁻)" if settings.get("q_start") == "backup" else "the last θ̂")
+
+
+def main(config: Figure) -> None:
+    """Draw."""
+    points: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    for run in json.loads(config.runs.read_text())["runs"]:
+        for row in run["results"]:
+            settings = run["fixed"] | row["setting"]
+            name = group(run["preset"], settings)
+            points.setdefault((name, json.dumps(settings, sort_keys=True)), {})[run["env"].split("/")[1]] = score(row)
+    figure, panel = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
+    names = sorted({name for name, _ in points})
+    for name, colour in zip(names, COLORS, strict=False):
+        both = np.asarray([[p[game] for game in GAMES] for (n, _), p in points.items() if n == name and len(p) == 2])
+        (x, dx), (y, dy) = both[:, 0].T, both[:, 1].T
+        panel.errorbar(x, y, dy, dx, "o", color=colour, ms=4, elinewidth=0.5, alpha=0.75, label=f"{name} ({len(both)})")
+    panel.set(xlabel="Breakout, greedy return", ylabel="Asterix, greedy return", xlim=(0, None), ylim=(0, None))
+    panel.set_title(f"{len(points)} settings, 5 seeds of each, mean and standard error")
+    panel.grid(alpha=0.25, lw=0.6)
+    panel.legend(fontsize=8, frameon=False)
+    figure.savefig(config.out, dpi=130)
+
+
+def score(row: dict[str, Any]) -> tuple[float, float]:
+    """Mean and standard error."""
+    if "greedy" in row:
+        return float(np.mean(row["greedy"])), float(np.std(row["greedy"], ddof=1) / np.sqrt(len(row["greedy"])))
+    return row["greedy mean"], row["greedy standard error"]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Figure))
