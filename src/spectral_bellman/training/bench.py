@@ -100,7 +100,11 @@ def bench(
     table = Table("", *columns, title=f"{made.name}, {seeds} seed{'s' if seeds > 1 else ''}")
     for name, speed in speeds.items():
         table.add_row(
-            name, f"{speed:,.0f}", f"{speed / bare:.2f}", f"{1e6 / speed:.3g}", *([f"{speed * skip:,.0f}"] if skip > 1 else [])
+            name,
+            f"{speed:,.0f}",
+            f"{speed / bare:.2f}",
+            f"{1e6 / speed:,.{0 if speed < 1e5 else 3}f}",
+            *([f"{speed * skip:,.0f}"] if skip > 1 else []),
         )
     console.print(table)
     for name, speed in figures.get("arrangements", {}).items():
