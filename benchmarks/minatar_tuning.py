@@ -42,16 +42,17 @@ def group(preset: str, settings: dict[str, Any]) -> str:
 
 def main(config: Figure) -> None:
     """Draw."""
-    points: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    points: dict[tuple[str, str, int], dict[str, tuple[float, float]]] = {}
     for run in json.loads(config.runs.read_text())["runs"]:
         for row in run["results"]:
             settings = run["fixed"] | row["setting"]
             name = group(run["preset"], settings)
-            points.setdefault((name, json.dumps(settings, sort_keys=True)), {})[run["env"].split("/")[1]] = score(row)
+            point = points.setdefault((name, json.dumps(settings, sort_keys=True), run["pass"]), {})
+            point[run["env"].split("/")[1]] = score(row)
     figure, panel = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
-    names = sorted({name for name, _ in points})
+    names = sorted({name for name, *_ in points})
     for name, colour in zip(names, COLORS, strict=False):
-        both = np.asarray([[p[game] for game in GAMES] for (n, _), p in points.items() if n == name and len(p) == 2])
+        both = np.asarray([[p[game] for game in GAMES] for (n, *_), p in points.items() if n == name])
         (x, dx), (y, dy) = both[:, 0].T, both[:, 1].T
         panel.errorbar(x, y, dy, dx, "o", color=colour, ms=4, elinewidth=0.5, alpha=0.75, label=f"{name} ({len(both)})")
     panel.set(xlabel="Breakout, greedy return", ylabel="Asterix, greedy return", xlim=(0, None), ylim=(0, None))

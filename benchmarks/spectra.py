@@ -29,6 +29,15 @@ LEGEND = {
     "pvn-dqn-ts": "PVN",
     "sbm-dqn-ts-paper": "the paper's hyper-parameters",
 }
+# The same for all, whatever suits an agent on an environment best: losses are compared.
+ALIKE: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "adam_epsilon": 1e-8,
+    "theta_variance": 1e-2,
+    "relative_variance": False,
+    "q_start": "last",
+    "noise_anneal_steps": 0,
+}
 PAPER = {"representation_steps": 14, "q_steps": 2}  # for 512 and 64, which no CPU can wait for: 2 samples an agent step, not 72
 
 
@@ -51,7 +60,10 @@ class Spectra:
 def learned(config: Spectra, preset: str) -> dict[str, Any]:
     """Eigenvalues of E[φφᵀ] in the end, and diagnostics on the way."""
     made = make(config.env)
-    settings = configure(preset, made, {"frames": config.frames, **(PAPER if preset.endswith("paper") else {})}).resolved()
+    changes = PAPER if preset.endswith("paper") else ALIKE
+    if preset == "sbm-dqn-ts":
+        changes = {**changes, "representation": "spectral"}
+    settings = configure(preset, made, {"frames": config.frames, **changes}).resolved()
     loop = build(settings, made)
     loop.prepare()
     loop.init()

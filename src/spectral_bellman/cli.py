@@ -190,14 +190,14 @@ def bench(
 
     Args:
       env: the environment.
-      presets: what to measure.
+      presets: what to measure; overheads are over the first.
       seeds: seeds trained side by side.
       seconds: to measure each for, after compilation.
       out: a JSON file for the figures.
     """
     from spectral_bellman.training.bench import bench
 
-    bench(env, seeds, seconds, out, Console(), presets=presets)
+    bench(env, presets, seeds, seconds, out, Console())
 
 
 def demo(out: Path = Path("out/demo"), episodes: int = 200, seeds: int = 3) -> None:

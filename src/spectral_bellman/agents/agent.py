@@ -274,9 +274,11 @@ class Agent:
         return state, terms, jnp.zeros(len(batch.action))
 
     def _start_theta(self, state: AgentState) -> AgentState:
-        if self.config.q_start == "last" or self.representation is None or self.representation.theta_tilde is None:
+        assert self.representation is not None
+        theta, theta_tilde = state.target.theta, self.representation.theta_tilde
+        if self.config.q_start == "last" or theta_tilde is None:
             return state
-        return state._replace(theta=self.representation.theta_tilde(state.backup, state.target.theta[None], state.target.theta)[0])
+        return state._replace(theta=theta_tilde(state.backup, theta[None], theta)[0])
 
     def publish(
         self, state: AgentState, selection: Rows | None, agent_steps: Array, round_number: Array, key: RandomKey

@@ -27,24 +27,15 @@ from spectral_bellman.training.rounds import select
 from spectral_bellman.training.run import build, configure, host_opener
 from spectral_bellman.training.seeds import Seeds, over_seeds
 
-PRESETS = ("dqn", "sbm-dqn-ts")
 BARE = "random actions, no agent"
 
 
-def bench(
-    env: str,
-    seeds: int,
-    seconds: float,
-    out: Path | None,
-    console: Console,
-    settings: dict[str, Any] | None = None,
-    presets: Sequence[str] = PRESETS,
-) -> dict[str, Any]:
+def bench(env: str, presets: Sequence[str], seeds: int, seconds: float, out: Path | None, console: Console) -> dict[str, Any]:
     """Measure and print agent steps per second, all seeds together, after compilation; write them if asked."""
     if not presets:
         raise ValueError("--presets names none: for instance --presets dqn sbm-dqn-ts")
     made, base = make(env), presets[0]
-    configs = {preset: configure(preset, made, {"seeds": seeds, **(settings or {})}).resolved() for preset in presets}
+    configs = {preset: configure(preset, made, {"seeds": seeds}).resolved() for preset in presets}
     figures: dict[str, Any] = {"env": made.name, "seeds": seeds, "agent steps per second": {}, "seconds a round": {}}
     with console.status("") as status:
         kept = _Kept(host_opener(configs[base], made)) if made.game is not None else None

@@ -26,6 +26,7 @@ from spectral_bellman.training.run import build, configure
 from spectral_bellman.training.several import cores_for_each, side_by_side
 
 GAMES = tuple(f"minatar/{game}" for game in MINATAR)
+TUNED_ON = ("minatar/breakout", "minatar/asterix")
 EIGHT = (
     "dqn",
     "dqn-ts",
@@ -78,8 +79,8 @@ SUITES = {
         "the five games of MinAtar, four agents; all eight on Breakout and Asterix",
         (
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
-            Block(EIGHT, ("minatar/breakout", "minatar/asterix"), 10, _MILLION),
-            Block(("sbm-dqn-ts",), ("minatar/breakout", "minatar/asterix"), 10, {**_MILLION, "representation": "spectral"}),
+            Block(EIGHT, TUNED_ON, 10, _MILLION),
+            Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, "representation": "spectral"}),
         ),
     ),
     "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
@@ -258,8 +259,9 @@ def _open_accelerator() -> None:
     before = os.environ.get(name)
     os.environ[name] = "false"
     jax.local_devices()
-    del os.environ[name]
-    if before is not None:
+    if before is None:
+        del os.environ[name]
+    else:
         os.environ[name] = before
 
 
