@@ -109,6 +109,16 @@ def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
         np.testing.assert_allclose(update, x, rtol=1e-4)
 
 
+def test_rmsprop_survives_gradients_that_do_not_change():
+    """Their variance is 0, and in single precision as often less."""
+    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
+    gradient = jnp.linspace(0.1, 3, 1_000)
+    state = agent.optimiser.init(gradient)
+    for _ in range(600):
+        update, state = agent.optimiser.update(gradient, state)
+    np.testing.assert_allclose(update, -5 * np.asarray(gradient), rtol=0.3)
+
+
 @pytest.mark.parametrize("representation", ["mse", "spectral", "expected"])
 def test_the_fit_may_start_at_the_backup_of_the_target(replay, representation):
     config = dataclasses.replace(CONFIG, representation=representation, q_start="backup", q_steps=0)

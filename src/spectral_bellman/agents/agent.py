@@ -344,7 +344,25 @@ def _nothing(*_: Any) -> Any:
 def _optimiser(config: AgentConfig, learning_rate: float) -> Any:
     if config.optimiser == "adam":
         return optax.adam(learning_rate, eps=config.adam_epsilon)
-    return optax.rmsprop(learning_rate, 0.95, config.adam_epsilon, centered=True, eps_in_sqrt=False)
+    return _centred_rmsprop(learning_rate, config.adam_epsilon)
+
+
+def _centred_rmsprop(learning_rate: float, epsilon: float, memory: float = 0.95) -> optax.GradientTransformation:
+    """A gradient over its own standard deviation; optax's is NaN where rounding makes the variance of equal gradients negative."""
+
+    def init(parameters: Any) -> tuple[Any, Any]:
+        return jax.tree.map(jnp.zeros_like, parameters), jax.tree.map(jnp.zeros_like, parameters)
+
+    def update(gradient: Any, state: tuple[Any, Any], _: Any = None) -> tuple[Any, tuple[Any, Any]]:
+        mean = jax.tree.map(lambda m, g: memory * m + (1 - memory) * g, state[0], gradient)
+        square = jax.tree.map(lambda s, g: memory * s + (1 - memory) * jnp.square(g), state[1], gradient)
+
+        def step(g: Array, m: Array, s: Array) -> Array:
+            return -learning_rate * g / (jnp.sqrt(jnp.maximum(s - jnp.square(m), 0)) + epsilon)
+
+        return jax.tree.map(step, gradient, mean, square), (mean, square)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
