@@ -234,8 +234,8 @@ class Agent:
         phi, targets = prepared
         error = phi @ state.theta - targets
         gradient = 2 * (error @ phi) / len(error)
-        theta, optimiser = _descend(self.theta_optimiser, gradient, state.theta_optimiser, state.theta)
-        state = state._replace(theta=theta, theta_optimiser=optimiser)
+        update, optimiser = _updates(self.theta_optimiser, gradient, state.theta_optimiser)
+        state = state._replace(theta=state.theta + update, theta_optimiser=optimiser)
         return state, {"q": jnp.mean(jnp.square(error))}, jnp.abs(error)
 
     def _prepare_q(self, state: AgentState, batches: Transition, _: RandomKey) -> Array:
@@ -249,11 +249,11 @@ class Agent:
             return jnp.mean(jnp.square(error)), error
 
         (value, error), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(state.network, state.theta)
-        network, optimiser = _descend(self.optimiser, gradients[0], state.optimiser, state.network)
+        network, optimiser = self._descend(gradients[0], state.optimiser, state.network, lambda x: x.head)
         state = state._replace(network=network, optimiser=optimiser)
         if not self.config.plain:
-            theta, optimiser = _descend(self.theta_optimiser, gradients[1], state.theta_optimiser, state.theta)
-            state = state._replace(theta=theta, theta_optimiser=optimiser)
+            update, optimiser = _updates(self.theta_optimiser, gradients[1], state.theta_optimiser)
+            state = state._replace(theta=state.theta + update, theta_optimiser=optimiser)
         return state, {"td": value}, jnp.abs(error)
 
     def _prepare_representation(self, state: AgentState, batches: Transition, key: RandomKey) -> Any:
@@ -269,9 +269,14 @@ class Agent:
 
         trained = (state.network, state.backup)
         gradient, (covariances, terms) = jax.grad(loss, has_aux=True)(trained)
-        (network, backup), optimiser = _descend(self.optimiser, gradient, state.optimiser, trained)
+        (network, backup), optimiser = self._descend(gradient, state.optimiser, trained, lambda x: x[0].head)
         state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
         return state, terms, jnp.zeros(len(batch.action))
+
+    def _descend(self, gradient: Any, optimiser: Any, trained: Any, head: Callable[[Any], Any]) -> tuple[Any, Any]:
+        updates, optimiser = _updates(self.optimiser, gradient, optimiser)
+        slowed = jax.tree.map(lambda x: self.config.head_rate * x, head(updates))
+        return optax.apply_updates(trained, eqx.tree_at(head, updates, slowed)), optimiser
 
     def _start_theta(self, state: AgentState) -> AgentState:
         assert self.representation is not None
@@ -365,8 +370,7 @@ def _centred_rmsprop(learning_rate: float, epsilon: float, memory: float = 0.95)
     return optax.GradientTransformation(init, update)
 
 
-def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+def _updates(optimiser: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
     # optax counts its steps in integers and multiplies them with floats.
     with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimiser.update(gradient, state)
-    return optax.apply_updates(parameters, updates), state
+        return optimiser.update(gradient, state)

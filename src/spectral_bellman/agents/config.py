@@ -43,6 +43,8 @@ class AgentConfig:
     """rmsprop: centred, with a memory of 0.95, as the MinAtar authors have it."""
     learning_rate: float = 1e-3
     """Of φ and θ̃."""
+    head_rate: float = 1.0
+    """Factor on the learning rate of φ's last layer: d outputs an action move Q further than one does."""
     q_learning_rate: float = 3e-3
     """Of θ."""
     q_start: Literal["last", "backup"] = "last"
@@ -106,7 +108,7 @@ class AgentConfig:
             self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in ("representation_steps", "q_steps", "warmup_steps", "epsilon_steps", "noise_anneal_steps"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("learning_rate", "q_learning_rate", "ridge"):
+        for name in ("learning_rate", "head_rate", "q_learning_rate", "ridge"):
             self._require(name, getattr(self, name) > 0, "positive")
         for name in ("reward_clip", "theta_variance", "noise_scale", "propagated_variance", "value_bound"):
             self._require(name, getattr(self, name) >= 0, "0 or more")
