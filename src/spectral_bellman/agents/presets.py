@@ -113,7 +113,13 @@ PRESETS = {
 }
 
 # On MinAtar: those who learn θ̃, and those who explore by noise, which fades as ε does.
-_CLOSED: dict[str, Any] = {"learning_rate": 2.5e-3, "theta_variance": 1.0, "relative_variance": True, "q_start": "backup"}
+_CLOSED: dict[str, Any] = {
+    "learning_rate": 2e-3,
+    "adam_epsilon": 1e-8,
+    "theta_variance": 1.0,
+    "relative_variance": True,
+    "q_start": "backup",
+}
 _FADING: dict[str, Any] = {"noise_anneal_steps": 100_000}
 
 FAMILIES = {
@@ -127,6 +133,7 @@ FAMILIES = {
             "adam_epsilon": 1e-4,  # better than 1e-8 for dqn, chosen like what follows on Breakout and Asterix alone
         },
         {
+            "dqn": {"learning_rate": 2e-3, "head_rate": 0.3},
             "dqn-ts": _FADING,
             "mse-dqn-ts": {**_CLOSED, **_FADING},
             "sbm-dqn-ts-no-orth": {**_CLOSED, **_FADING},
