@@ -112,15 +112,8 @@ PRESETS = {
     ),
 }
 
-# On MinAtar: those who learn θ̃, and those who explore by noise, which fades as ε does.
-_CLOSED: dict[str, Any] = {
-    "learning_rate": 2e-3,
-    "adam_epsilon": 1e-8,
-    "theta_variance": 1.0,
-    "relative_variance": True,
-    "q_start": "backup",
-}
-_FADING: dict[str, Any] = {"noise_anneal_steps": 100_000}
+# On MinAtar: those who learn θ̃.
+_CLOSED: dict[str, Any] = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
 
 FAMILIES = {
     "minatar": Family(
@@ -134,12 +127,10 @@ FAMILIES = {
         },
         {
             "dqn": {"learning_rate": 2e-3, "head_rate": 0.3},
-            "dqn-ts": _FADING,
-            "mse-dqn-ts": {**_CLOSED, **_FADING},
-            "sbm-dqn-ts-no-orth": {**_CLOSED, **_FADING},
-            "pvn-dqn-ts": _FADING,
+            "mse-dqn-ts": _CLOSED,
+            "sbm-dqn-ts-no-orth": _CLOSED,
             "sbm-dqn": {**_CLOSED, "representation": "expected"},
-            "sbm-dqn-ts": {**_CLOSED, **_FADING, "representation": "expected"},
+            "sbm-dqn-ts": {**_CLOSED, "representation": "expected"},
         },
     ),
     "deep_sea": Family(
