@@ -98,6 +98,21 @@ def test_values_are_learned_where_they_are_known(replay):
     assert np.corrcoef(values.ravel(), expected.ravel())[0, 1] > 0.97
 
 
+@pytest.mark.parametrize("representation", ["td", "spectral"])
+def test_the_head_may_learn_slower(replay, representation):
+    """By so much, and nothing else in the first step."""
+    config = dataclasses.replace(CONFIG, representation=representation, representation_steps=1, q_steps=0)
+    before = Agent(config, SHAPE, 3).init(jax.random.key(1)).network
+    moved = []
+    for rate in (1.0, 0.25):
+        _, ((state, _),) = rounds(dataclasses.replace(config, head_rate=rate), replay, 1)
+        moved.append(jax.tree.map(lambda after, start: after - start, state.network, before))
+    full, slowed = moved
+    np.testing.assert_allclose(slowed.head.weight, 0.25 * full.head.weight, atol=1e-6)
+    assert np.abs(full.head.weight).max() > 1e-4
+    jax.tree.map(np.testing.assert_array_equal, slowed.torso, full.torso)
+
+
 def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
     agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
     state, x = agent.optimiser.init(jnp.zeros(2)), np.zeros(2)

@@ -40,9 +40,15 @@ def test_agents_are_compared_on_the_games_they_have_all_played(field):
 
 
 def test_every_set_of_games_is_a_field():
-    more = [make([[1.0]], preset="mse-dqn-ts", env=f"minatar/{game}") for game in ("asterix", "freeway")]
+    more = [
+        make([[1.0]], preset=name, env=f"minatar/{game}") for name in ("mse-dqn-ts", "dqn-ts") for game in ("asterix", "freeway")
+    ]
     found = fields(group_runs(runs() + more))
-    assert [(len(f.games), list(f.agents)) for f in found] == [(3, ["mse-dqn-ts"]), (2, ["dqn", "mse-dqn-ts", "sbm-dqn-ts"])]
+    # All three games were played by mse-dqn-ts alone.
+    assert [(f.games, list(f.agents)) for f in found] == [
+        (("minatar/asterix", "minatar/breakout"), ["dqn", "mse-dqn-ts", "sbm-dqn-ts"]),
+        (("minatar/asterix", "minatar/freeway"), ["dqn-ts", "mse-dqn-ts"]),
+    ]
 
 
 def test_sparse_atari_games_are_a_field_of_their_own():

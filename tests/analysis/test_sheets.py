@@ -58,3 +58,9 @@ def test_on_the_screen_brackets_are_not_markup():
     console = Console(file=io.StringIO(), width=120)
     console.print(on_screen(SHEET))
     assert "[1, 2,000]" in console.file.getvalue()
+
+
+def test_a_narrow_screen_does_without_minor_columns():
+    sheet = SHEET._replace(minor=SHEET.header[1:])
+    assert [column.header for column in on_screen(sheet, 119).columns] == [SHEET.header[0]]
+    assert [column.header for column in on_screen(sheet, 120).columns] == list(SHEET.header)

@@ -44,8 +44,9 @@ class Field(NamedTuple):
 def fields(groups: Sequence[Group]) -> list[Field]:
     """Every set of at least two games that an agent has played, with all the agents that have played them; most games first.
 
-    Games without constants to normalise by, and agents on them without a finished episode, are left out. Of Atari, those of the
-    paper's games with sparse rewards are a field of their own if there are others besides.
+    A set that one agent alone has played is left out where there are others. Games without constants to normalise by, and agents on
+    them without a finished episode, are left out. Of Atari, those of the paper's games with sparse rewards are a field of their own
+    if there are others besides.
     """
     found = []
     for family, (title, score) in FAMILIES.items():
@@ -65,6 +66,8 @@ def fields(groups: Sequence[Group]) -> list[Field]:
             if len(games) < 2:
                 continue
             agents = {agent: [envs[game] for game in games] for agent, envs in sorted(played.items()) if set(games) <= set(envs)}
+            if len(agents) == 1 < len(played):  # nobody to compare it with, while others have played some of these games
+                continue
             sparse = " with sparse rewards" if set(games) <= explore else ""
             found.append(Field(f"{title}: {len(games)} games{sparse}", score, games, agents))
     return found
@@ -85,7 +88,7 @@ def aggregate_sheet(field: Field) -> Sheet:
         rows.append([Cell(agent), Cell(preset.row if preset else ""), Cell(str(len(table)), len(table)), *cells, beats])
     games = ", ".join(game.partition("/")[2].replace("_", " ") for game in field.games)
     header = ("agent", "the paper's row", "seeds", "IQM", "median", "mean", "P(better than dqn)")
-    return Sheet(f"{field.title}, {field.score}", header, rows, [games, INTERVAL])
+    return Sheet(f"{field.title}, {field.score}", header, rows, [games, INTERVAL], minor=("the paper's row", "median"))
 
 
 def games_sheet(field: Field) -> Sheet:

@@ -72,7 +72,7 @@ def report(folders: list[Path], out: Path | None, console: Console) -> list[Path
     write_json(out / "report.json", {"provenance": facts, "confidence": 0.95, "groups": rows})
     written += [*(out / name for name in texts), out / "report.json"]
     for sheet in sheets:
-        console.print(on_screen(sheet))
+        console.print(on_screen(sheet, console.width))
     for path in written:
         console.print(f"Written: {path}", soft_wrap=True, markup=False)
     return written
@@ -200,7 +200,8 @@ def scores_sheet(rows: Sequence[Mapping[str, Any]]) -> Sheet:
     used = {row["score"] for row in rows} | {"return"}
     spread = any(row["mean"] and row["mean"]["low"] is not None for row in rows)
     notes = [text for key, (_, text) in SCORES.items() if key in used] + [CAPTION] * spread
-    return Sheet("Final scores", header, [_cells(row) for row in rows], notes)
+    minor = ("frames", "score", "median", "IQM", "frames/s")
+    return Sheet("Final scores", header, [_cells(row) for row in rows], notes, minor)
 
 
 def _cells(row: Mapping[str, Any]) -> list[Cell]:

@@ -25,6 +25,12 @@ class Sheet(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
+    minor: Sequence[str] = ()
+    """Columns that a narrow screen does without."""
+
+
+WIDE = 120
+"""Characters a line, from which on a screen is not narrow."""
 
 
 def number(value: float | None) -> str:
@@ -41,16 +47,18 @@ def estimate(value: float | None, low: float | None, high: float | None, *, best
     return Cell(number(value) + interval, value, best)
 
 
-def on_screen(sheet: Sheet) -> Table:
-    """For the terminal: intervals go below their numbers."""
+def on_screen(sheet: Sheet, width: int = WIDE) -> Table:
+    """For a terminal of so many characters a line: intervals go below their numbers."""
     notes = Text("\n".join(sheet.notes))
     table = Table(title=sheet.title, title_justify="left", caption=notes, caption_justify="left", show_lines=len(sheet.rows) > 1)
-    for i, name in enumerate(sheet.header):
+    shown = [i for i, name in enumerate(sheet.header) if width >= WIDE or name not in sheet.minor]
+    for i in shown:
         numeric = any(row[i].value is not None for row in sheet.rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(sheet.header[i], justify="right" if numeric else "left", overflow="fold")
     for row in sheet.rows:
         # Text: brackets are not markup.
-        table.add_row(*(Text(cell.text.replace(" [", "\n["), style="bold" if cell.best else "") for cell in row))
+        cells = (row[i] for i in shown)
+        table.add_row(*(Text(cell.text.replace(" [", "\n["), style="bold" if cell.best else "") for cell in cells))
     return table
 
 
