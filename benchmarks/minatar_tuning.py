@@ -37,7 +37,8 @@ def group(preset: str, settings: dict[str, Any]) -> str:
         return "sbm-dqn-ts, noise ×30"
     if settings.get("representation", "spectral") == "spectral":
         return "sbm-dqn-ts, sampled θ"
-    return "sbm-dqn-ts, expected form, θ̂ from " + ("θ̃(θ⁻)" if settings.get("q_start") == "backup" else "the last θ̂")
+    start = "θ̃(θ⁻)" if settings.get("q_start") == "backup" else "the last θ̂"
+    return f"sbm-dqn-ts, expected form, θ̂ from {start}" + (", relative σ_rep²" if settings.get("relative_variance") else "")
 
 
 def main(config: Figure) -> None:
@@ -49,7 +50,7 @@ def main(config: Figure) -> None:
             name = group(run["preset"], settings)
             point = points.setdefault((name, json.dumps(settings, sort_keys=True), run["pass"]), {})
             point[run["env"].split("/")[1]] = score(row)
-    figure, panel = plt.subplots(figsize=(7.5, 5.5), layout="constrained")
+    figure, panel = plt.subplots(figsize=(7.5, 6), layout="constrained")
     names = sorted({name for name, *_ in points})
     for name, colour in zip(names, COLORS, strict=False):
         both = np.asarray([[p[game] for game in GAMES] for (n, *_), p in points.items() if n == name])
@@ -58,7 +59,7 @@ def main(config: Figure) -> None:
     panel.set(xlabel="Breakout, greedy return", ylabel="Asterix, greedy return", xlim=(0, None), ylim=(0, None))
     panel.set_title(f"{len(points)} settings, 5 seeds of each, mean and standard error")
     panel.grid(alpha=0.25, lw=0.6)
-    panel.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.savefig(config.out, dpi=130)
 
 
