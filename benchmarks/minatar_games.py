@@ -2,7 +2,7 @@
 
     python benchmarks/minatar_games.py
 
-Asterix: go for the nearest gold, out of the way of enemies. Freeway: up. The others: the last random action, held for four frames.
+Asterix: go for the nearest gold, out of the way of enemies. Freeway: up. The others: a random action for every four frames.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,10 @@ def play(game: str, screen: np.ndarray[Any, Any], time: int, rng: np.random.Gene
 
 def in_theirs(game: str, episodes: int, rng: np.random.Generator) -> list[tuple[float, int]]:
     """Return and length of each episode in the authors' game."""
-    from minatar.environment import Environment  # type: ignore[import-not-found]
+    try:
+        from minatar.environment import Environment  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        raise SystemExit("the authors' games are not installed: pip install --no-deps MinAtar") from error
 
     env, found = Environment(game), []
     env.seed(1)
@@ -76,7 +79,7 @@ def in_ours(game: str, episodes: int, at_once: int, rng: np.random.Generator) ->
     """The same in pgx's."""
     env, found, key = MinAtar(game), list[tuple[float, int]](), jax.random.key(0)
     reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
-    for _ in track(range(episodes // at_once), f"{game}, pgx's"):
+    for _ in track(range(-(-episodes // at_once)), f"{game}, pgx's"):
         key, reset_key = jax.random.split(key)
         state, screen = reset(jax.random.split(reset_key, at_once))
         total, length, alive = np.zeros(at_once), np.zeros(at_once, int), np.ones(at_once, bool)
@@ -89,7 +92,7 @@ def in_ours(game: str, episodes: int, at_once: int, rng: np.random.Generator) ->
             total, length = total + alive * np.asarray(after.reward), length + alive
             alive &= ~np.asarray(after.terminated | after.truncated)
         found += zip(total.tolist(), length.tolist(), strict=True)
-    return found
+    return found[:episodes]
 
 
 def main(config: Comparison) -> None:

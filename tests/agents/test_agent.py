@@ -114,11 +114,11 @@ def test_the_head_may_learn_slower(replay, representation):
 
 
 def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
-    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
-    state, x = agent.optimiser.init(jnp.zeros(2)), np.zeros(2)
+    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", q_learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
+    state, x = agent.theta_optimiser.init(jnp.zeros(2)), np.zeros(2)
     square, mean = np.zeros(2), np.zeros(2)
     for gradient in np.asarray([[1.0, -0.01], [0.5, 0.02], [-2.0, 0.0]]):
-        update, state = agent.optimiser.update(jnp.asarray(gradient, jnp.float32), state)
+        update, state = agent.theta_optimiser.update(jnp.asarray(gradient, jnp.float32), state)
         square, mean = 0.95 * square + 0.05 * gradient**2, 0.95 * mean + 0.05 * gradient
         x = -0.1 * gradient / (np.sqrt(square - mean**2) + 0.02)
         np.testing.assert_allclose(update, x, rtol=1e-4)
@@ -126,11 +126,11 @@ def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
 
 def test_rmsprop_survives_gradients_that_do_not_change():
     """Their variance is 0, and in single precision as often less."""
-    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
+    agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", q_learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
     gradient = jnp.linspace(0.1, 3, 1_000)
-    state = agent.optimiser.init(gradient)
+    state = agent.theta_optimiser.init(gradient)
     for _ in range(600):
-        update, state = agent.optimiser.update(gradient, state)
+        update, state = agent.theta_optimiser.update(gradient, state)
     np.testing.assert_allclose(update, -5 * np.asarray(gradient), rtol=0.3)
 
 

@@ -85,7 +85,8 @@ class Agent:
     def __init__(self, config: AgentConfig, observation: jax.ShapeDtypeStruct, num_actions: int) -> None:
         self.config, self.observation, self.num_actions = config, observation, num_actions
         self.representation = representation(config, observation)
-        self.optimiser, self.theta_optimiser = (_optimiser(config, rate) for rate in (config.learning_rate, config.q_learning_rate))
+        self.optimiser = _slower_head(_optimiser(config, config.learning_rate), config.head_rate)
+        self.theta_optimiser = _optimiser(config, config.q_learning_rate)
 
     def init(self, key: RandomKey) -> AgentState:
         """A state that has learned nothing."""
@@ -234,8 +235,8 @@ class Agent:
         phi, targets = prepared
         error = phi @ state.theta - targets
         gradient = 2 * (error @ phi) / len(error)
-        update, optimiser = _updates(self.theta_optimiser, gradient, state.theta_optimiser)
-        state = state._replace(theta=state.theta + update, theta_optimiser=optimiser)
+        theta, optimiser = _descend(self.theta_optimiser, gradient, state.theta_optimiser, state.theta)
+        state = state._replace(theta=theta, theta_optimiser=optimiser)
         return state, {"q": jnp.mean(jnp.square(error))}, jnp.abs(error)
 
     def _prepare_q(self, state: AgentState, batches: Transition, _: RandomKey) -> Array:
@@ -249,11 +250,11 @@ class Agent:
             return jnp.mean(jnp.square(error)), error
 
         (value, error), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(state.network, state.theta)
-        network, optimiser = self._descend(gradients[0], state.optimiser, state.network, lambda x: x.head)
+        network, optimiser = _descend(self.optimiser, gradients[0], state.optimiser, state.network)
         state = state._replace(network=network, optimiser=optimiser)
         if not self.config.plain:
-            update, optimiser = _updates(self.theta_optimiser, gradients[1], state.theta_optimiser)
-            state = state._replace(theta=state.theta + update, theta_optimiser=optimiser)
+            theta, optimiser = _descend(self.theta_optimiser, gradients[1], state.theta_optimiser, state.theta)
+            state = state._replace(theta=theta, theta_optimiser=optimiser)
         return state, {"td": value}, jnp.abs(error)
 
     def _prepare_representation(self, state: AgentState, batches: Transition, key: RandomKey) -> Any:
@@ -269,14 +270,9 @@ class Agent:
 
         trained = (state.network, state.backup)
         gradient, (covariances, terms) = jax.grad(loss, has_aux=True)(trained)
-        (network, backup), optimiser = self._descend(gradient, state.optimiser, trained, lambda x: x[0].head)
+        (network, backup), optimiser = _descend(self.optimiser, gradient, state.optimiser, trained)
         state = state._replace(network=network, backup=backup, optimiser=optimiser, covariances=covariances)
         return state, terms, jnp.zeros(len(batch.action))
-
-    def _descend(self, gradient: Any, optimiser: Any, trained: Any, head: Callable[[Any], Any]) -> tuple[Any, Any]:
-        updates, optimiser = _updates(self.optimiser, gradient, optimiser)
-        slowed = jax.tree.map(lambda x: self.config.head_rate * x, head(updates))
-        return optax.apply_updates(trained, eqx.tree_at(head, updates, slowed)), optimiser
 
     def _start_theta(self, state: AgentState) -> AgentState:
         assert self.representation is not None
@@ -370,7 +366,21 @@ def _centred_rmsprop(learning_rate: float, epsilon: float, memory: float = 0.95)
     return optax.GradientTransformation(init, update)
 
 
-def _updates(optimiser: Any, gradient: Any, state: Any) -> tuple[Any, Any]:
+def _slower_head(optimiser: Any, rate: float) -> optax.GradientTransformation:
+    """The optimiser with its steps on the head of φ, wherever that is among what is trained, multiplied by ``rate``."""
+
+    def head(x: Any) -> Any:
+        return (x if isinstance(x, FeatureNetwork) else x[0]).head
+
+    def update(gradient: Any, state: Any, _: Any = None) -> tuple[Any, Any]:
+        updates, state = optimiser.update(gradient, state)
+        return eqx.tree_at(head, updates, jax.tree.map(lambda x: rate * x, head(updates))), state
+
+    return optax.GradientTransformation(optimiser.init, update)
+
+
+def _descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
     # optax counts its steps in integers and multiplies them with floats.
     with jax.numpy_dtype_promotion("standard"):
-        return optimiser.update(gradient, state)
+        updates, state = optimiser.update(gradient, state)
+    return optax.apply_updates(parameters, updates), state
