@@ -139,11 +139,18 @@ def test_noise_factor_by_hand():
     np.testing.assert_allclose(factors, [0.5, 0.5, 0.375, 0.25, 0, 0], atol=1e-6)
 
 
-def test_choices_have_the_probabilities_they_say():
-    count, epsilon = 40_000, 0.3
-    values = jnp.broadcast_to(jnp.asarray([0.1, 0.5, -0.2, 0.4]), (count, 4))
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.1, 0.5, -0.2, 0.4], [0.075, 0.775, 0.075, 0.075]),
+        ([0.5, 0.5, -0.2, 0.4], [0.425, 0.425, 0.075, 0.075]),
+        ([0.0, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]),  # nothing is known yet
+    ],
+)
+def test_choices_have_the_probabilities_they_say(values, expected):
+    count, epsilon, expected = 40_000, 0.3, np.array(expected)
+    values = jnp.broadcast_to(jnp.asarray(values), (count, 4))
     action, probability = (np.asarray(x) for x in choose(values, jnp.asarray(epsilon), jax.random.key(0)))
-    expected = np.array([0.075, 0.775, 0.075, 0.075])
     np.testing.assert_allclose(probability, expected[action], rtol=1e-5)
     frequencies = np.bincount(action, minlength=4) / count
     np.testing.assert_allclose(frequencies, expected, atol=5 * np.sqrt(0.25 / count))

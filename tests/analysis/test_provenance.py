@@ -1,9 +1,11 @@
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import spectral_bellman
 from spectral_bellman.analysis.provenance import provenance, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +16,20 @@ def test_it_names_what_a_rerun_needs() -> None:
     assert set(facts) >= {"command", "commit", "python", "packages", "device", "processor", "cores"}
     assert facts["packages"]["jax"]
     assert "/" not in facts["command"].split()[0], "no paths of the machine"
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [
+        ("/usr/bin/sbm", "sbm train dqn"),
+        (str(Path(spectral_bellman.__file__).with_name("cli.py")), "sbm train dqn"),  # python -m spectral_bellman.cli
+        ("benchmarks/tune.py", "python benchmarks/tune.py train dqn"),
+        ("/somewhere/tune.py", "tune.py train dqn"),
+    ],
+)
+def test_the_command_can_be_given_again(program: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "train", "dqn"])
+    assert provenance()["command"] == command
 
 
 def test_the_commit_is_that_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,13 +76,18 @@ def action_values(policy: Policy, actor: Actor, phi: Float[Array, "N A d"], conf
 
 
 def choose(values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKey) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    """ε-greedy actions, and the probabilities they were chosen with."""
+    """ε-greedy actions, and the probabilities they were chosen with.
+
+    Among equal values chance decides: one who has seen no reward yet would otherwise do the same for ever, and see none.
+    """
     count, actions = values.shape
-    uniform_key, action_key = jax.random.split(key)
-    greedy = jnp.argmax(values, axis=1).astype(jnp.int32)
+    uniform_key, action_key, tie_key = jax.random.split(key, 3)
+    best = values == jnp.max(values, axis=1, keepdims=True)
+    greedy = jnp.argmax(jnp.where(best, jax.random.uniform(tie_key, values.shape), -1.0), axis=1).astype(jnp.int32)
     uniform = jax.random.randint(action_key, (count,), 0, actions)
     action = jnp.where(jax.random.uniform(uniform_key, (count,)) < epsilon, uniform, greedy)
-    return action, epsilon / actions + (1 - epsilon) * (action == greedy).astype(jnp.float32)
+    share = jnp.where(best, 1 / jnp.sum(best, axis=1, keepdims=True, dtype=jnp.float32), 0.0)
+    return action, epsilon / actions + (1 - epsilon) * jnp.take_along_axis(share, action[:, None], axis=1)[:, 0]
 
 
 def epsilon_at(agent_steps: Int[Array, ""], config: AgentConfig) -> Float[Array, ""]:

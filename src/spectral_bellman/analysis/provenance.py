@@ -37,8 +37,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _command() -> str:
-    """The command line; a program goes by its name, a script by its path if that is relative."""
+    """The command line; a program goes by its name, ours by that too if it runs as a module, a script by its path if relative."""
     program = Path(sys.argv[0])
+    if program == Path(__file__).parents[1] / "cli.py":
+        return shlex.join(["sbm", *sys.argv[1:]])
     script = program.suffix == ".py" and not program.is_absolute()
     return shlex.join([*(["python", str(program)] if script else [program.name]), *sys.argv[1:]])
 
