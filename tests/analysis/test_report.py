@@ -103,14 +103,20 @@ def test_the_score_is_the_last_evaluation() -> None:
 
 
 def test_without_evaluations_it_is_the_end_of_training() -> None:
-    """Of 11 log points the last 10% are two; a null stands for the value before it."""
-    run = make([[0.0] * 9 + [3.0, 5.0], [0.0] * 8 + [4.0, None, 8.0], [None] * 11])
+    """Of 110 frames the last tenth holds two log points; where no episode ended in it, the last one counts."""
+    run = make([[0.0] * 9 + [3.0, 5.0], [0.0] * 8 + [4.0, None, 8.0], [0.0] * 8 + [6.0, None, None], [None] * 11])
     row = summarise(Group("e", "a", [run]))
     assert row["score"] == "return"
-    assert row["scores"] == [4, 6, None]
-    assert row["mean"]["value"] == 5
+    assert row["scores"] == [4, 8, 6, None]
+    assert row["mean"]["value"] == 6
     evaluated = make([[7.0] * 11], first=5, eval_return=[[1.0] * 11])
-    assert summarise(Group("e", "a", [run, evaluated]))["scores"] == [4, 6, None, 7], "one kind of score for all"
+    assert summarise(Group("e", "a", [run, evaluated]))["scores"] == [4, 8, 6, None, 7], "one kind of score for all"
+
+
+def test_every_episode_of_the_end_of_training_counts_once() -> None:
+    """One episode that was quick, and then nineteen that began with it."""
+    run = make([[0.0] * 9 + [50.0, 10.0]], episodes=[[5] * 9 + [6, 25]])
+    assert summarise(Group("e", "a", [run]))["scores"] == [pytest.approx((50 + 19 * 10) / 20)]
 
 
 def test_the_numbers_of_a_line() -> None:
@@ -235,7 +241,7 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
         "| minatar/breakout | ts | 2 | 20 | greedy | 13 [12, 14] | 13 [12, 14] | 13 [12, 14] | 1 | 500 |",
         "",
         "- greedy: the last evaluation of each seed",
-        "- training: the return of the training policy, mean over the last 10% of log points",
+        "- training: the return of the training policy, mean over the episodes that ended in the last tenth of the frames",
         "- [ ]: 95% bootstrap interval over seeds",
     ]
     assert "breakout & ts & 2 & 20 & greedy & 13 [12, 14]" in (tmp_path / "out" / "tables.tex").read_text(encoding="utf-8")

@@ -13,7 +13,10 @@ from spectral_bellman.analysis.runs import Run, series
 
 SCORES = {
     "eval_return": ("greedy", "greedy: the last evaluation of each seed"),
-    "return": ("training", "training: the return of the training policy, mean over the last 10% of log points"),
+    "return": (
+        "training",
+        "training: the return of the training policy, mean over the episodes that ended in the last tenth of the frames",
+    ),
 }
 
 
@@ -71,10 +74,23 @@ class Group:
         return Final("eval_return", np.array([row[-1] if len(row) else np.nan for row in rows]))
 
     def training(self) -> np.ndarray:
-        """The return of the training policy of each seed, over the last 10% of log points; NaN where no episode ended."""
-        rows = (row for run in self.runs for row in series(run, "return")[1])
-        last = (row[-math.ceil(len(row) / 10) :] for row in rows)
-        return np.array([row[np.isfinite(row)].mean() if np.isfinite(row).any() else np.nan for row in last])
+        """The mean return of the episodes that ended in the last tenth of each seed's frames; NaN where none ever ended."""
+        return np.array([_training(run, seed) for run in self.runs for seed in run.seeds])
+
+
+def _training(run: Run, seed: int) -> float:
+    """If no episode ended in the last tenth, it is what the last that did came to.
+
+    A line of the log counts for as many episodes as ended since the line before it. Environments that began together end together,
+    the quickest of them first, so that lines with one episode stand beside lines with hundreds.
+    """
+    lines = sorted((r for r in run.records if r["seed"] == seed and r.get("return") is not None), key=lambda r: int(r["frames"]))
+    if not lines:
+        return math.nan
+    counts = np.diff([0, *(line.get("episodes", i) for i, line in enumerate(lines, 1))])
+    end = max(record["frames"] for record in run.records)
+    late = [i for i, line in enumerate(lines) if line["frames"] > 0.9 * end] or [len(lines) - 1]
+    return float(np.average([lines[i]["return"] for i in late], weights=counts[late]))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
