@@ -48,7 +48,7 @@ def equal(a, b):
     return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("representation", ["spectral", "mse", "expected", "pvn", "td"])
+@pytest.mark.parametrize("representation", ["spectral", "mse", "expected", "averaged", "pvn", "td"])
 def test_the_target_is_the_pair_that_was_published(replay, representation):
     _, found = rounds(dataclasses.replace(CONFIG, representation=representation, q_steps=4), replay, 2)
     for state, policy in found:

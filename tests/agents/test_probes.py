@@ -42,6 +42,7 @@ VARIANTS = {
     "annealed scale": ("sbm-dqn-ts", {"noise_anneal_steps": 5_000, "noise_bound": True}),
     "least squares": ("sbm-dqn-ts", {"q_solver": "least_squares", "ridge": 0.01}),
     "no sampling noise": ("sbm-dqn-ts", {"representation": "expected"}),
+    "no sampling noise, and actions as ν has them": ("sbm-dqn-ts", {"representation": "averaged"}),
 }
 
 

@@ -195,6 +195,26 @@ def test_the_expected_form_is_zero_at_an_exact_solution_and_grows_as_it_says():
     np.testing.assert_allclose(loss, 0.06 + 0.5 * np.mean(theta**2) * 0.075, rtol=1e-4)
 
 
+@pytest.mark.parametrize("variance", [1e-6, 0.3])
+def test_the_averaged_form_predicts_what_the_backup_answers_to_the_noise_with(variance):
+    """E[ε TQ_θ] = σ E[∇TQ_θ], by draws of ε here; where ν is narrow that is what the expected form has."""
+    network, batch, theta, _ = tabular()
+    target = Target(network, jnp.asarray(theta, jnp.float32), ())
+
+    def predicted(**changes):
+        config = dataclasses.replace(BASE, features=S * A, theta_variance=variance, **changes)
+        prepared = representation(config, OBSERVATION).prepare(target, (), stacked(batch), jax.random.key(0))
+        return np.asarray(prepared[1][0])
+
+    found = predicted(representation="averaged", theta_samples=20_000)
+    noise, sigma = RNG.normal(size=(200_000, S * A)), np.sqrt(variance)
+    best = (theta + sigma * noise).reshape(-1, S, A).max(axis=2)[:, np.asarray(batch.next_observation).argmax(axis=1)]
+    backups = 0.9 * np.asarray(batch.discount) * (best - best.mean(axis=0))
+    np.testing.assert_allclose(found, backups.T @ noise / len(noise) / sigma, atol=0.02)
+    greedy = predicted(representation="expected")
+    assert np.abs(found - greedy).max() < 1e-6 if variance < 0.1 else np.abs(found - greedy).max() > 0.1
+
+
 @pytest.mark.parametrize(("relative", "deviation"), [(False, 0.5), (True, 1.5)])
 def test_the_distribution_over_parameters_is_as_wide_as_it_should_be(relative, deviation):
     _, batch, _, _ = tabular()

@@ -19,9 +19,9 @@ class AgentConfig:
     """unit: φ/‖φ‖; clip: the paper's φ·min(1, 1/‖φ‖)."""
 
     # The four choices.
-    representation: Literal["td", "mse", "spectral", "expected", "pvn"] = "spectral"
+    representation: Literal["td", "mse", "spectral", "expected", "averaged", "pvn"] = "spectral"
     """What φ learns from. td: the DQN loss; mse: Bellman MSE over ν(θ); spectral: the paper's loss; expected: its form without
-    sampling noise; pvn: random indicators."""
+    sampling noise, with the greedy actions of θ̂; averaged: with those of ν; pvn: random indicators."""
     exploration: Literal["epsilon", "thompson", "ucb", "propagated"] = "thompson"
     """epsilon: ε-greedy; thompson and ucb: on the precision matrix Σ; propagated: noise on every regression target, carried
     through the backups."""

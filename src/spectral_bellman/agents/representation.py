@@ -98,7 +98,7 @@ def variance_of(theta: Float[Array, " d"], config: AgentConfig) -> Float[Array, 
 
 def representation(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representation | None:
     """The representation that the config names; None for td, which learns φ and θ from one loss."""
-    builders = {"mse": _bellman, "spectral": _bellman, "expected": _expected, "pvn": _pvn}
+    builders = {"mse": _bellman, "spectral": _bellman, "expected": _expected, "averaged": _expected, "pvn": _pvn}
     return None if config.representation == "td" else builders[config.representation](config, observation)
 
 
@@ -150,23 +150,35 @@ class LinearBackup(NamedTuple):
 def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     """The expectation over ν taken beforehand: with θ = θ̂ + σε and θ̃ = b + σJε, closure under T is two conditions,
 
-        φᵀb = TQ_θ̂   and   Jᵀφ = γ φ⁻(s', π(s')),   π greedy in θ̂,
+        φᵀb = TQ_θ̂   and   Jᵀφ = γ Σ_a π(a|s') φ⁻(s', a),
 
-    fitted as (φᵀb − TQ_θ̂)² + σ²‖Jᵀφ − γφ⁻(s', π(s'))‖²: the value, and a linear prediction of the next features beside it.
+    fitted as (φᵀb − TQ_θ̂)² + σ²‖Jᵀφ − γ Σ_a π(a|s') φ⁻(s', a)‖²: the value, and a linear prediction of the next features beside it.
+
+    "expected" takes π greedy in θ̂: T is linear as long as no θ of ν has another greedy action. "averaged" takes the share of ν that
+    is greedy in a, so that the right side is the mean of ∇TQ_θ over ν, and Jε (by Stein's identity) the best linear
+    answer to the noise of ν, however wide it is.
     """
 
     def init(_: RandomKey) -> tuple[LinearBackup, Any]:
         return LinearBackup(jnp.zeros(config.features), jnp.eye(config.features)), ()
 
-    def prepare(target: Target, _: Any, batches: Transition, __: RandomKey) -> tuple[Array, Array, Array]:
-        def one(batch: Transition) -> tuple[Array, Array, Array]:
+    def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> tuple[Array, Array, Array]:
+        variance = variance_of(target.theta, config)
+
+        def one(batch: Transition, key: RandomKey) -> tuple[Array, Array, Array]:
             reward, discount = rewards_and_discounts(batch, config)
             phi_next = features(target.network, batch.next_observation, config)
             values = phi_next @ target.theta
-            following = discount[:, None] * taken(phi_next, jnp.argmax(values, 1))
-            return jax.vmap(operators.one_step)(reward, discount, values), following, variance_of(target.theta, config)
+            if config.representation == "averaged":
+                theta = objective.sample_parameters(key, target.theta, variance, config.theta_samples)
+                greedy = jnp.argmax(jnp.einsum("bad,md->bma", phi_next, theta), axis=2)
+                share = jnp.mean(jax.nn.one_hot(greedy, phi_next.shape[1]), axis=1)
+                following = jnp.einsum("ba,bad->bd", share, phi_next)
+            else:
+                following = taken(phi_next, jnp.argmax(values, 1))
+            return jax.vmap(operators.one_step)(reward, discount, values), discount[:, None] * following, variance
 
-        return jax.vmap(one)(batches)
+        return jax.vmap(one)(batches, jax.random.split(key, len(batches.action)))
 
     def loss(
         network: FeatureNetwork, backup: LinearBackup, batch: Transition, prepared: tuple[Array, Array, Array], cov: Covariances
