@@ -87,7 +87,7 @@ def _training(run: Run, seed: int) -> float:
     lines = sorted((r for r in run.records if r["seed"] == seed and r.get("return") is not None), key=lambda r: int(r["frames"]))
     if not lines:
         return math.nan
-    counts = np.diff([0, *(line.get("episodes", i) for i, line in enumerate(lines, 1))])
+    counts = np.maximum(np.diff([0, *(line.get("episodes") or i for i, line in enumerate(lines, 1))]), 1)
     end = max(record["frames"] for record in run.records)
     late = [i for i, line in enumerate(lines) if line["frames"] > 0.9 * end] or [len(lines) - 1]
     return float(np.average([lines[i]["return"] for i in late], weights=counts[late]))
