@@ -37,6 +37,8 @@ def group(preset: str, settings: dict[str, Any]) -> str:
         return "sbm-dqn-ts, noise ×30"
     if settings.get("representation", "spectral") == "spectral":
         return "sbm-dqn-ts, sampled θ"
+    if settings["representation"] == "averaged":
+        return "sbm-dqn-ts, averaged form, relative σ_rep²"
     start = "θ̃(θ⁻)" if settings.get("q_start") == "backup" else "the last θ̂"
     return f"sbm-dqn-ts, expected form, θ̂ from {start}" + (", relative σ_rep²" if settings.get("relative_variance") else "")
 
@@ -52,7 +54,7 @@ def main(config: Figure) -> None:
             point[run["env"].split("/")[1]] = score(row)
     figure, panel = plt.subplots(figsize=(7.5, 6), layout="constrained")
     names = sorted({name for name, *_ in points})
-    for name, colour in zip(names, COLORS, strict=False):
+    for name, colour in zip(names, (*COLORS, "#999999"), strict=True):
         both = np.asarray([[p[game] for game in GAMES] for (n, *_), p in points.items() if n == name])
         (x, dx), (y, dy) = both[:, 0].T, both[:, 1].T
         panel.errorbar(x, y, dy, dx, "o", color=colour, ms=4, elinewidth=0.5, alpha=0.75, label=f"{name} ({len(both)})")

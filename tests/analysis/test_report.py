@@ -81,8 +81,16 @@ def test_agents_are_labelled_by_what_differs() -> None:
         "ts (alpha=0.1, net.width=8)",
         "ts (alpha=0.3, net.width=8)",
         "ts (alpha=0.3, net.width=[9, 9])",
-        "ts (alpha=unset, net.width=unset)",
+        "ts (alpha=1.0, net.width=unset)",
     ]
+
+
+def test_a_run_older_than_a_setting_had_what_it_is_when_nobody_sets_it() -> None:
+    old, new, other = ({"representation": "expected"} | more for more in ({}, {"head_rate": 1.0}, {"head_rate": 0.1}))
+    runs = [make([[1.0]], first=i, preset="sbm", agent=agent) for i, agent in enumerate((old, new))]
+    assert [(g.agent, len(g.runs)) for g in group_runs(runs)] == [("sbm", 2)]
+    labels = [g.agent for g in group_runs([*runs, make([[1.0]], preset="sbm", agent=other)])]
+    assert labels == ["sbm (head_rate=0.1)", "sbm (head_rate=1.0)"]
 
 
 def test_a_setting_that_goes_with_the_environment_is_no_label_but_labels_are_the_same_in_all() -> None:

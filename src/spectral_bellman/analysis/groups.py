@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.analysis.runs import Run, series
 
 SCORES = {
@@ -95,7 +96,8 @@ def _training(run: Run, seed: int) -> float:
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs of one preset in one environment pooled, except where settings of the agent differ, which the label then names."""
-    settings = [_flat(run.config.get("agent") or {}) for run in runs]
+    # A run is older than some settings: what it did is what they are when nobody sets them.
+    settings = [_flat({**vars(AgentConfig()), **(run.config.get("agent") or {})}) for run in runs]
     # A setting is named if it differs within an environment: one that only goes with the environment tells no agents apart.
     differing: dict[str, set[str]] = {}
     for i, run in enumerate(runs):

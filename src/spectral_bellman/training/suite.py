@@ -73,6 +73,15 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
+# Dopamine's own batches, where the preset has eight of them in one.
+_DOPAMINE_BATCH = {
+    "batch": 32,
+    "representation_steps": 768,
+    "q_steps": 256,
+    "learning_rate": 6.25e-5,
+    "adam_epsilon": 1.5e-4,
+    "dispatch_steps": 32,
+}
 
 SUITES = {
     "minatar-dqn": Suite(
@@ -86,7 +95,10 @@ SUITES = {
     "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
     "dqn-dopamine": Suite(
         "DQN as Dopamine has it, on the games where its curves are steadiest",
-        (Block(("dqn-dopamine",), _atari("boxing", "breakout", "space_invaders"), 1, _TEN_MILLION),),
+        (
+            Block(("dqn-dopamine",), _atari("boxing", "breakout", "space_invaders"), 1, _TEN_MILLION),
+            Block(("dqn-dopamine",), _atari("breakout"), 1, {**_TEN_MILLION, **_DOPAMINE_BATCH}),
+        ),
     ),
     "atari-dqn": Suite(
         "sbm-dqn-ts beside dqn: four games, then the rest of Atari Explore",
