@@ -71,12 +71,14 @@ def test_a_run_with_other_settings_does_not_count(folders, change):
     assert names(TINY, out, keep)[0] == "dqn-deep_sea-3-seed-0-2"
 
 
-def test_a_run_with_other_settings_is_not_written_over(folders):
+@pytest.mark.parametrize(
+    ("change", "named"), [({"replay_capacity": 900}, "replay_capacity 900, not "), ({"frames": 45}, "frames 45, not ")]
+)
+def test_a_run_with_other_settings_is_not_written_over(folders, change, named):
     out, keep = folders
     config = plan(TINY, out, keep)[0][0].config
-    changed = dataclasses.replace(config, agent=dataclasses.replace(config.agent, learning_rate=0.5))
-    pretend(keep / "dqn-deep_sea-3-seed-0-2", changed)
-    with pytest.raises(ValueError, match="keep/dqn-deep_sea-3-seed-0-2 holds a run with other settings"):
+    pretend(keep / "dqn-deep_sea-3-seed-0-2", dataclasses.replace(config, **change))
+    with pytest.raises(ValueError, match=f"keep/dqn-deep_sea-3-seed-0-2 holds a run with other settings .*{named}.*--keep"):
         plan(TINY, out, keep)
 
 

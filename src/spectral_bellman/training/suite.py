@@ -198,8 +198,11 @@ def plan(wanted: Suite, out: Path, keep: Path, at_once: int = 1) -> tuple[list[J
             name = _name(part)
             for taken in (out / name, keep / name):
                 if (taken / CONFIG).exists():
+                    old = read_config(taken)
+                    other = ", ".join(_differences(old, part)) or f"frames {old.frames}, not {part.frames}"
                     raise ValueError(
-                        f"{taken} holds a run with other settings than the suite's: move it away, or take another folder"
+                        f"{taken} holds a run with other settings than the suite has on this machine ({other}): "
+                        "move it away, or take other folders (--out, --keep)"
                     )
             jobs.setdefault(name, Job(part, out / name))
     return list(jobs.values()), len(kept)
@@ -245,9 +248,14 @@ def _configs(wanted: Suite) -> Iterator[TrainConfig]:
 
 def _alike(config: TrainConfig, other: TrainConfig) -> bool:
     """Whether two runs may stand in one line of a table: all but their seeds, lengths and the machine's part is the same."""
+    return not _differences(config, other)
+
+
+def _differences(config: TrainConfig, other: TrainConfig) -> list[str]:
+    """What keeps two runs from standing in one line, as text."""
     fields = ("preset", "env", "num_envs", "round_steps", "groups", "replay_capacity", "atari")
-    here, there = config.resolved(), other.resolved()
-    return here.agent == there.agent and all(getattr(here, field) == getattr(there, field) for field in fields)
+    here, there = ({name: vars(c)[name] for name in fields} | vars(c.agent) for c in (config.resolved(), other.resolved()))
+    return [f"{name} {here[name]}, not {there[name]}" for name in here if here[name] != there[name]]
 
 
 def _changed(config: TrainConfig) -> dict[str, Any]:
