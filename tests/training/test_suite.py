@@ -62,24 +62,39 @@ def test_only_what_is_missing_is_planned(folders):
     assert suites._arguments(jobs[1], 1)[:4] == ["train", "dqn", "--env", "deep_sea/3"]
 
 
-@pytest.mark.parametrize("change", [{"frames": 45}, {"replay_capacity": 900}, {"agent": {"learning_rate": 0.5}}])
+def changed(config, changes):
+    return dataclasses.replace(
+        config, **{k: dataclasses.replace(config.agent, **v) if k == "agent" else v for k, v in changes.items()}
+    )
+
+
+OTHER = [
+    ({"frames": 45}, "frames 45, not "),
+    ({"replay_capacity": 900}, "replay_capacity 900, not "),
+    ({"agent": {"learning_rate": 0.5}}, r"learning_rate 0\.5, not "),
+]
+
+
+@pytest.mark.parametrize("change", [change for change, _ in OTHER])
 def test_a_run_with_other_settings_does_not_count(folders, change):
     out, keep = folders
-    config = plan(TINY, out, keep)[0][0].config
-    change = {k: dataclasses.replace(config.agent, **v) if k == "agent" else v for k, v in change.items()}
-    pretend(keep / "a", dataclasses.replace(config, **change))
+    pretend(keep / "a", changed(plan(TINY, out, keep)[0][0].config, change))
     assert names(TINY, out, keep)[0] == "dqn-deep_sea-3-seed-0-2"
 
 
-@pytest.mark.parametrize(
-    ("change", "named"), [({"replay_capacity": 900}, "replay_capacity 900, not "), ({"frames": 45}, "frames 45, not ")]
-)
+@pytest.mark.parametrize(("change", "named"), OTHER)
 def test_a_run_with_other_settings_is_not_written_over(folders, change, named):
     out, keep = folders
-    config = plan(TINY, out, keep)[0][0].config
-    pretend(keep / "dqn-deep_sea-3-seed-0-2", dataclasses.replace(config, **change))
+    pretend(keep / "dqn-deep_sea-3-seed-0-2", changed(plan(TINY, out, keep)[0][0].config, change))
     with pytest.raises(ValueError, match=f"keep/dqn-deep_sea-3-seed-0-2 holds a run with other settings .*{named}.*--keep"):
         plan(TINY, out, keep)
+
+
+def test_dopamine_has_as_many_samples_and_as_old_a_target_in_batches_of_any_size():
+    configs = list(suites._configs(SUITES["dqn-dopamine"]))
+    assert {config.agent.batch for config in configs} == {32, 256}
+    assert {config.samples_per_step for config in configs} == {8}
+    assert {config.agent.target_rounds * config.round_agent_steps for config in configs} == {8_192}
 
 
 def test_seeds_are_divided_into_runs_that_fit(folders, monkeypatch):

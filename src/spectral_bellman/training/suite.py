@@ -73,8 +73,12 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
-# Dopamine's own batches, where the preset has eight of them in one.
+# Dopamine's own batches, where the preset has eight of them in one. What is counted in rounds goes with their length, so that is
+# here too: the preset's own is shorter where there is no GPU.
 _DOPAMINE_BATCH = {
+    "num_envs": 256,
+    "round_steps": 16,
+    "target_rounds": 2,
     "batch": 32,
     "representation_steps": 768,
     "q_steps": 256,
