@@ -113,6 +113,23 @@ def test_the_head_may_learn_slower(replay, representation):
     jax.tree.map(np.testing.assert_array_equal, slowed.torso, full.torso)
 
 
+@pytest.mark.parametrize("representation", ["td", "spectral", "averaged", "pvn"])
+def test_where_the_first_feature_is_q_it_starts_at_nothing(replay, representation):
+    config = dataclasses.replace(CONFIG, representation=representation, exploration="thompson", norm="value")
+    agent = Agent(config, SHAPE, 3)
+    state = agent.init(jax.random.key(1))
+    phi = features(state.network, jnp.ones((1, 3)), config)
+    np.testing.assert_array_equal(phi @ state.theta, np.zeros((1, 3)))
+    np.testing.assert_allclose(np.linalg.norm(phi[..., 1:], axis=-1), 1, rtol=1e-5)
+    _, ((after, _), *_) = rounds(config, replay, 1)
+    assert np.abs(features(after.network, jnp.ones((1, 3)), config)[..., 0]).max() > 0
+
+
+def test_q_and_one_other_feature_at_least():
+    with pytest.raises(ValueError, match="--features must be 2 or more with --norm value"):
+        dataclasses.replace(CONFIG, norm="value", features=1)
+
+
 def test_rmsprop_is_centred_and_adds_its_epsilon_to_the_root():
     agent = Agent(dataclasses.replace(CONFIG, optimiser="rmsprop", q_learning_rate=0.1, adam_epsilon=0.02), SHAPE, 3)
     state, x = agent.theta_optimiser.init(jnp.zeros(2)), np.zeros(2)

@@ -73,10 +73,12 @@ def phi_of(weight, observations) -> np.ndarray:
 
 def normalised(phi: np.ndarray, norm: str) -> np.ndarray:
     length = np.linalg.norm(phi, axis=-1, keepdims=True)
-    return {"none": phi, "unit": phi / length, "clip": phi * np.minimum(1, 1 / length)}[norm]
+    rest = np.linalg.norm(phi[..., 1:], axis=-1, keepdims=True)
+    value = np.concatenate([phi[..., :1], phi[..., 1:] / rest], axis=-1)
+    return {"none": phi, "unit": phi / length, "clip": phi * np.minimum(1, 1 / length), "value": value}[norm]
 
 
-@pytest.mark.parametrize("norm", ["none", "unit", "clip"])
+@pytest.mark.parametrize("norm", ["none", "unit", "clip", "value"])
 def test_features_and_those_of_the_action_taken(norm):
     config = dataclasses.replace(BASE, norm=norm)
     weight = 0.7 * WEIGHT  # some inside the unit ball and some outside
@@ -193,6 +195,38 @@ def test_the_expected_form_is_zero_at_an_exact_solution_and_grows_as_it_says():
     prepared = jax.tree.map(lambda x: x[0], way.prepare(target, (), stacked(batch), jax.random.key(0)))
     loss, _ = way.loss(network, off, batch, prepared, old)
     np.testing.assert_allclose(loss, 0.06 + 0.5 * np.mean(theta**2) * 0.075, rtol=1e-4)
+
+
+def test_where_the_first_feature_is_q_it_learns_from_the_loss_of_dqn_and_the_others_are_spread():
+    config = dataclasses.replace(BASE, norm="value", representation="averaged", theta_variance=0.0)
+    backup = representation(config, OBSERVATION).init(jax.random.key(0))[0]
+    np.testing.assert_array_equal(backup.b, [1, 0, 0, 0])
+    target = Target(linear(TARGET_WEIGHT), backup.b, ())
+
+    def differentiated(weight: float, variance: float):
+        way = representation(dataclasses.replace(config, feature_orthogonality=weight, theta_variance=variance), OBSERVATION)
+        prepared = jax.tree.map(lambda x: x[0], way.prepare(target, (), stacked(BATCH), jax.random.key(0)))
+        old = init_covariances(D)
+        gradient, (_, terms) = jax.grad(lambda x: way.loss(*x, BATCH, prepared, old), has_aux=True)((linear(WEIGHT), backup))
+        np.testing.assert_array_equal(gradient[1].b, np.zeros(D))  # it stays where it is
+        return np.asarray(gradient[0].head.weight).reshape(A, D, S), terms
+
+    plain, terms = differentiated(0.0, 0.0)
+    observed, action = np.asarray(BATCH.observation, np.float64), np.asarray(BATCH.action)
+    following = phi_of(TARGET_WEIGHT, BATCH.next_observation)[:, :, 0].max(axis=1)
+    error = phi_of(WEIGHT, observed)[np.arange(B), action, 0]
+    error -= np.clip(np.asarray(BATCH.reward), -1, 1) + 0.9 * np.asarray(BATCH.discount) * following
+    expected = np.zeros((A, D, S))
+    np.add.at(expected, (action, 0), 2 * error[:, None] * observed / B)
+    np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-5)
+    others = normalised(phi_of(WEIGHT, observed), "value")[np.arange(B), action, 1:]
+    spread = np.mean(np.square(others @ others.T))  # over all pairs of transitions
+    np.testing.assert_allclose(terms["spread"], spread, rtol=1e-4)
+    apart, _ = differentiated(0.5, 0.0)
+    np.testing.assert_allclose(apart[:, 0], plain[:, 0], atol=1e-6)
+    assert np.abs(apart[:, 1:]).max() > 1e-3
+    predicting, _ = differentiated(0.0, 0.5)
+    assert np.abs(predicting[:, 1:]).max() > 1e-3
 
 
 @pytest.mark.parametrize("variance", [1e-6, 0.3])

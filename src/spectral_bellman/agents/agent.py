@@ -27,6 +27,7 @@ from spectral_bellman.agents.representation import (
     Terms,
     features,
     features_taken,
+    first_feature,
     q_targets,
     representation,
     rewards_and_discounts,
@@ -93,13 +94,16 @@ class Agent:
         config, d = self.config, self.config.dimension
         keys = jax.random.split(key, 3)
         network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
-        if config.plain:
+        if config.q_first:
             # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
-            network = eqx.tree_at(lambda x: x.head.weight, network, jnp.zeros_like(network.head.weight))
-        theta = jnp.ones(1) if config.plain else jnp.zeros(d)
-        if config.representation == "td" and not config.plain:
+            weight = network.head.weight.reshape(self.num_actions, d, -1).at[:, 0].set(0.0)
+            network = eqx.tree_at(lambda x: x.head.weight, network, weight.reshape(network.head.weight.shape))
+            theta = first_feature(config)
+        elif config.representation == "td":
             # θ = 0 gives φ nothing to learn from where both come from one loss; a large θ makes Q large, see above.
             theta = jax.random.normal(keys[1], (d,)) / math.sqrt(d)
+        else:
+            theta = jnp.zeros(d)
         backup, frozen = self.representation.init(keys[2]) if self.representation else ((), ())
         return AgentState(
             network=network,

@@ -15,8 +15,9 @@ class AgentConfig:
     """Units of each hidden layer; mlp only."""
     features: int = 128
     """d, dimension of φ(s, a). dqn has |A| plain outputs instead."""
-    norm: Literal["unit", "clip", "none"] = "unit"
-    """unit: φ/‖φ‖; clip: the paper's φ·min(1, 1/‖φ‖)."""
+    norm: Literal["unit", "clip", "none", "value"] = "unit"
+    """unit: φ/‖φ‖; clip: the paper's φ·min(1, 1/‖φ‖); value: the first feature is free and starts out as Q, the others have unit
+    norm together."""
 
     # The four choices.
     representation: Literal["td", "mse", "spectral", "expected", "averaged", "pvn"] = "spectral"
@@ -114,6 +115,7 @@ class AgentConfig:
             self._require(name, getattr(self, name) >= 0, "0 or more")
         for name in ("alpha", "epsilon_start", "epsilon_end", "pvn_quantile"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        self._require("features", self.features >= 2 or self.norm != "value", "2 or more with --norm value: Q and others")
         self._require("discount", 0 <= self.discount < 1, "in [0, 1)")
         self._require("batch", self.batch >= 2 or self.representation == "td", "2 or more where φ is learned apart")
         if self.representation == "td" and self.q_solver != "adam":
@@ -127,6 +129,11 @@ class AgentConfig:
     def plain(self) -> bool:
         """Whether the head has |A| plain outputs: nobody needs features."""
         return self.representation == "td" and self.exploration == "epsilon"
+
+    @property
+    def q_first(self) -> bool:
+        """Whether θ̂ starts at e₁, so that the first feature is Q."""
+        return self.plain or self.norm == "value"
 
     @property
     def dimension(self) -> int:

@@ -69,7 +69,13 @@ def _normalise(phi: Array, config: AgentConfig) -> Array:
         return phi
     if config.norm == "clip":
         return objective.clip_norm(phi)
-    # objective.unit_norm without its guard against overflow, which a network that learns does not need and a GPU feels.
+    if config.norm == "value":
+        return jnp.concatenate([phi[..., :1], _unit(phi[..., 1:])], axis=-1)
+    return _unit(phi)
+
+
+def _unit(phi: Array) -> Array:
+    """objective.unit_norm without its guard against overflow, which a network that learns does not need and a GPU feels."""
     return phi * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(phi), axis=-1, keepdims=True), 1e-24))
 
 
@@ -94,6 +100,11 @@ def q_targets(target: Target, batch: Transition, config: AgentConfig) -> Float[A
 def variance_of(theta: Float[Array, " d"], config: AgentConfig) -> Float[Array, ""]:
     """σ_rep² of ν around θ."""
     return config.theta_variance * (jnp.mean(jnp.square(theta)) if config.relative_variance else jnp.ones(()))
+
+
+def first_feature(config: AgentConfig) -> Float[Array, " d"]:
+    """e₁, the parameters of the first feature."""
+    return jnp.zeros(config.dimension).at[0].set(1.0)
 
 
 def representation(config: AgentConfig, observation: jax.ShapeDtypeStruct) -> Representation | None:
@@ -157,10 +168,14 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     "expected" takes π greedy in θ̂: T is linear as long as no θ of ν has another greedy action. "averaged" takes the share of ν that
     is greedy in a, so that the right side is the mean of ∇TQ_θ over ν, and Jε (by Stein's identity) the best linear
     answer to the noise of ν, however wide it is.
+
+    Where the first feature is Q itself (norm "value") b is e₁ and stays there: any basis of the same span would do, and in this one
+    the first condition is DQN's loss. The others need not hold Q then, and a constant predicts itself: they are kept apart by the
+    square of E[ψψᵀ], which for ψ of unit norm is smallest where they are orthogonal and of equal size.
     """
 
     def init(_: RandomKey) -> tuple[LinearBackup, Any]:
-        return LinearBackup(jnp.zeros(config.features), jnp.eye(config.features)), ()
+        return LinearBackup(first_feature(config) if config.q_first else jnp.zeros(config.features), jnp.eye(config.features)), ()
 
     def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> tuple[Array, Array, Array]:
         variance = variance_of(target.theta, config)
@@ -185,11 +200,16 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     ) -> tuple[Array, tuple[Covariances, Terms]]:
         targets, following, variance = prepared
         phi = features_taken(network, batch, config)
+        b = jax.lax.stop_gradient(backup.b) if config.q_first else backup.b
         terms = {
-            "value": jnp.mean(jnp.square(phi @ backup.b - targets)),
+            "value": jnp.mean(jnp.square(phi @ b - targets)),
             "prediction": jnp.mean(jnp.sum(jnp.square(product(phi, backup.J) - following), axis=1)),
         }
-        return terms["value"] + variance * terms["prediction"], (_with_features(cov, phi), terms)
+        total = terms["value"] + variance * terms["prediction"]
+        if config.q_first:
+            terms["spread"] = jnp.sum(jnp.square(product(phi[:, 1:].T, phi[:, 1:]) / len(phi)))
+            total += config.feature_orthogonality * terms["spread"]
+        return total, (_with_features(cov, phi), terms)
 
     return Representation(
         init, prepare, loss, lambda backup, theta, theta_hat: backup.b[None] + product(theta - theta_hat[None], backup.J.T)
