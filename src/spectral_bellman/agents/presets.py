@@ -114,6 +114,19 @@ PRESETS = {
 
 # On MinAtar: those who learn θ̃.
 _CLOSED: dict[str, Any] = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
+# And those whose first feature is Q: θ̂ need not be fitted, and φ has all the steps.
+_Q_FIRST: dict[str, Any] = {
+    "norm": "value",
+    "representation": "averaged",
+    "features": 32,
+    "representation_steps": 16,
+    "q_steps": 0,
+    "learning_rate": 2e-3,
+    "head_rate": 0.3,
+    "theta_variance": 0.01,
+    "feature_orthogonality": 0.1,
+    "noise_anneal_steps": 100_000,
+}
 
 FAMILIES = {
     "minatar": Family(
@@ -129,8 +142,8 @@ FAMILIES = {
             "dqn": {"learning_rate": 2e-3, "head_rate": 0.3},
             "mse-dqn-ts": _CLOSED,
             "sbm-dqn-ts-no-orth": _CLOSED,
-            "sbm-dqn": {**_CLOSED, "representation": "expected"},
-            "sbm-dqn-ts": {**_CLOSED, "representation": "expected"},
+            "sbm-dqn": _Q_FIRST,
+            "sbm-dqn-ts": _Q_FIRST,
         },
     ),
     "deep_sea": Family(

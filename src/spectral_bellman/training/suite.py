@@ -73,6 +73,19 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
+# All features of unit norm, Q made of them.
+_UNIT = {
+    "norm": "unit",
+    "features": 128,
+    "representation_steps": 12,
+    "q_steps": 4,
+    "q_start": "backup",
+    "learning_rate": 2.5e-3,
+    "head_rate": 1.0,
+    "theta_variance": 0.5,
+    "feature_orthogonality": 0.03,
+    "noise_anneal_steps": 0,
+}
 # Dopamine's own batches, where the preset has eight of them in one. What is counted in rounds goes with their length, so that is
 # here too: the preset's own is shorter where there is no GPU.
 _DOPAMINE_BATCH = {
@@ -93,7 +106,10 @@ SUITES = {
         (
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
             Block(EIGHT, TUNED_ON, 10, _MILLION),
-            Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, "representation": "spectral"}),
+            *(
+                Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, **_UNIT, "representation": way})
+                for way in ("spectral", "expected")
+            ),
         ),
     ),
     "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
