@@ -123,8 +123,8 @@ _Q_FIRST: dict[str, Any] = {
     "q_steps": 0,
     "learning_rate": 2e-3,
     "head_rate": 0.3,
-    "theta_variance": 0.01,
-    "feature_orthogonality": 0.1,
+    "theta_variance": 0.03,
+    "feature_orthogonality": 3.0,
     "noise_anneal_steps": 100_000,
 }
 
