@@ -21,6 +21,7 @@ from spectral_bellman.analysis.provenance import provenance, write_json
 from spectral_bellman.environments import make
 from spectral_bellman.replay import sample
 from spectral_bellman.training.run import build, configure
+from spectral_bellman.training.suite import UNIT
 
 LEGEND = {
     "sbm-dqn-ts": "spectral, σ_rep² = 1e-2",
@@ -62,7 +63,7 @@ def learned(config: Spectra, preset: str) -> dict[str, Any]:
     made = make(config.env)
     changes = PAPER if preset.endswith("paper") else ALIKE
     if preset == "sbm-dqn-ts":
-        changes = {**changes, "representation": "spectral"}
+        changes = {**UNIT, **changes, "representation": "spectral"}
     settings = configure(preset, made, {"frames": config.frames, **changes}).resolved()
     loop = build(settings, made)
     loop.prepare()

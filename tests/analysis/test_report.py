@@ -85,6 +85,24 @@ def test_agents_are_labelled_by_what_differs() -> None:
     ]
 
 
+def test_labels_name_as_few_settings_as_tell_agents_apart() -> None:
+    settings = [
+        {"alpha": 1, "norm": "unit", "representation": "mse", "width": 8},
+        {"alpha": 1, "norm": "unit", "representation": "spectral", "width": 8},
+        {"alpha": 2, "norm": "none", "representation": "averaged", "width": 9},
+        {"alpha": 1, "norm": "none", "representation": "averaged", "width": 9},
+    ]
+    runs = [make([[1.0]], preset="sbm", agent=agent) for agent in settings]
+    assert [g.agent for g in group_runs(runs[1:3])] == ["sbm (norm=none)", "sbm (norm=unit)"]
+    assert {g.agent for g in group_runs(runs[:3])} == {f"sbm (representation={x['representation']})" for x in settings[:3]}
+    assert {g.agent for g in group_runs(runs)} == {
+        f"sbm (alpha={x['alpha']}, representation={x['representation']})" for x in settings
+    }
+    numbers = [make([[1.0]], agent=dict(zip("abcd", values, strict=True))) for values in np.eye(5, 4).tolist()]
+    assert len({g.agent for g in group_runs(numbers)}) == 5  # more than three are needed, and all are there
+    assert group_runs(numbers)[0].agent.count("=") == 4
+
+
 def test_a_run_older_than_a_setting_had_what_it_is_when_nobody_sets_it() -> None:
     old, new, other = ({"representation": "expected"} | more for more in ({}, {"head_rate": 1.0}, {"head_rate": 0.1}))
     runs = [make([[1.0]], first=i, preset="sbm", agent=agent) for i, agent in enumerate((old, new))]

@@ -1,8 +1,9 @@
 """Runs that belong together: all seeds of one agent in one environment, and the score that each ends with."""
 
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,10 @@ SCORES = {
         "training: the return of the training policy, mean over the episodes that ended in the last tenth of the frames",
     ),
 }
+
+
+MOST_NAMED = 3
+"""Settings in a label; where it takes more to tell agents apart, all that differ are named."""
 
 
 class Final(NamedTuple):
@@ -95,7 +100,10 @@ def _training(run: Run, seed: int) -> float:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs of one preset in one environment pooled, except where settings of the agent differ, which the label then names."""
+    """Runs of one preset in one environment pooled, except where settings of the agent differ.
+
+    The label then names as few of them as tell the agents apart.
+    """
     # A run is older than some settings: what it did is what they are when nobody sets them.
     settings = [_flat({**vars(AgentConfig()), **(run.config.get("agent") or {})}) for run in runs]
     # A setting is named if it differs within an environment: one that only goes with the environment tells no agents apart.
@@ -105,10 +113,14 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             if (run.config["env"], run.config["preset"]) == (other.config["env"], other.config["preset"]):
                 keys = {key for key in settings[i] | settings[j] if settings[i].get(key) != settings[j].get(key)}
                 differing.setdefault(run.config["preset"], set()).update(keys)
+    telling = {
+        preset: _fewest(keys, [s for run, s in zip(runs, settings, strict=True) if run.config["preset"] == preset])
+        for preset, keys in differing.items()
+    }
     pooled: dict[tuple[str, str], list[Run]] = {}
     for run, setting in zip(runs, settings, strict=True):
         preset = run.config["preset"]
-        named = ", ".join(f"{key}={setting.get(key, 'unset')}" for key in sorted(differing.get(preset, ())))
+        named = ", ".join(f"{key}={setting.get(key, 'unset')}" for key in telling.get(preset, ()))
         pooled.setdefault((run.config["env"], f"{preset} ({named})" if named else preset), []).append(run)
     for (env, agent), members in pooled.items():
         owner: dict[int, Path] = {}
@@ -121,6 +133,17 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                     )
                 owner[seed] = run.folder
     return [Group(env, agent, members) for (env, agent), members in sorted(pooled.items(), key=lambda item: item[0])]
+
+
+def _fewest(keys: Set[str], settings: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """As few of the keys as tell the settings apart that all of them tell apart, choices rather than numbers."""
+
+    def told(chosen: Sequence[str]) -> int:
+        return len({tuple(setting.get(key) for key in chosen) for setting in settings})
+
+    first = sorted(keys, key=lambda key: (settings[0].get(key, "")[:1] in "-0123456789", key))
+    choices = (chosen for count in range(min(len(first), MOST_NAMED) + 1) for chosen in itertools.combinations(first, count))
+    return tuple(sorted(next((chosen for chosen in choices if told(chosen) == told(first)), first)))
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -73,8 +73,7 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
-# All features of unit norm, Q made of them.
-_UNIT = {
+UNIT = {
     "norm": "unit",
     "features": 128,
     "representation_steps": 12,
@@ -86,6 +85,7 @@ _UNIT = {
     "feature_orthogonality": 0.03,
     "noise_anneal_steps": 0,
 }
+"""SBM on MinAtar with all features of unit norm and Q made of them: the best setting of that kind."""
 # Dopamine's own batches, where the preset has eight of them in one. What is counted in rounds goes with their length, so that is
 # here too: the preset's own is shorter where there is no GPU.
 _DOPAMINE_BATCH = {
@@ -107,7 +107,7 @@ SUITES = {
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
             Block(EIGHT, TUNED_ON, 10, _MILLION),
             *(
-                Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, **_UNIT, "representation": way})
+                Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, **UNIT, "representation": way})
                 for way in ("spectral", "expected")
             ),
         ),
