@@ -101,7 +101,7 @@ def test_values_are_learned_where_they_are_known(replay):
 @pytest.mark.parametrize("representation", ["td", "spectral"])
 def test_the_head_may_learn_slower(replay, representation):
     """By so much, and nothing else in the first step."""
-    config = dataclasses.replace(CONFIG, representation=representation, representation_steps=1, q_steps=0)
+    config = dataclasses.replace(CONFIG, representation=representation, representation_steps=1, q_steps=0, q_start="backup")
     before = Agent(config, SHAPE, 3).init(jax.random.key(1)).network
     moved = []
     for rate in (1.0, 0.25):
@@ -123,6 +123,14 @@ def test_where_the_first_feature_is_q_it_starts_at_nothing(replay, representatio
     np.testing.assert_allclose(np.linalg.norm(phi[..., 1:], axis=-1), 1, rtol=1e-5)
     _, ((after, _), *_) = rounds(config, replay, 1)
     assert np.abs(features(after.network, jnp.ones((1, 3)), config)[..., 0]).max() > 0
+
+
+@pytest.mark.parametrize("representation", ["spectral", "expected", "pvn"])
+def test_parameters_that_nothing_would_move_are_refused(representation):
+    with pytest.raises(ValueError, match=r"--q-steps 0 leaves θ̂ where it starts.*--q-start backup"):
+        dataclasses.replace(CONFIG, representation=representation, q_steps=0)
+    dataclasses.replace(CONFIG, representation=representation, q_steps=0, q_solver="least_squares")
+    dataclasses.replace(CONFIG, representation="averaged", norm="value", q_steps=0)
 
 
 def test_q_and_one_other_feature_at_least():

@@ -42,7 +42,7 @@ def test_every_preset_builds_on_every_family(preset):
         assert state.theta.shape == (d,)
         assert state.network.head.out_features == 3 * d
         closed = family == "minatar" and preset in ("sbm-dqn", "sbm-dqn-ts")  # the same loss with the expectation over ν taken
-        assert (config.representation, config.exploration) == (("expected", ROWS[preset][1]) if closed else ROWS[preset])
+        assert (config.representation, config.exploration) == (("averaged", ROWS[preset][1]) if closed else ROWS[preset])
 
 
 def test_rows_without_orthogonality_have_none():

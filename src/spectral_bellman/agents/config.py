@@ -65,7 +65,7 @@ class AgentConfig:
     alpha: float = 1.0
     """Weight of the new batch in the moving averages Λ1 and Λ2; 1 makes the gradient that of Bellman MSE."""
     feature_orthogonality: float = 0.03
-    """Weight of the orthogonality of φ."""
+    """Weight of the orthogonality of φ; of expected and averaged with norm value, of the spread of all features but the first."""
     param_orthogonality: float = 0.0
     """Weight of the orthogonality of θ̃; it grows like ‖θ̂‖⁴."""
     pvn_networks: int = 10
@@ -118,6 +118,10 @@ class AgentConfig:
         self._require("features", self.features >= 2 or self.norm != "value", "2 or more with --norm value: Q and others")
         self._require("discount", 0 <= self.discount < 1, "in [0, 1)")
         self._require("batch", self.batch >= 2 or self.representation == "td", "2 or more where φ is learned apart")
+        stays = self.norm == "value" and self.representation in ("expected", "averaged")
+        starts = stays or (self.q_start == "backup" and self.representation != "pvn")
+        if not (starts or self.q_steps or self.q_solver == "least_squares" or self.representation == "td"):
+            raise ValueError("--q-steps 0 leaves θ̂ where it starts: give it steps, or --q-start backup where φ is learned with a θ̃")
         if self.representation == "td" and self.q_solver != "adam":
             raise ValueError("--q-solver least_squares fits θ̂ apart from φ, which --representation td does not: choose one of them")
 

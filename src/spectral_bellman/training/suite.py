@@ -102,14 +102,13 @@ _DOPAMINE_BATCH = {
 
 SUITES = {
     "minatar-dqn": Suite(
-        "the five games of MinAtar, four agents; all eight on Breakout and Asterix",
+        "the five games of MinAtar, four agents and SBM of unit norm; all eight on Breakout and Asterix",
         (
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-dqn-ts"), GAMES, 10, _MILLION),
             Block(EIGHT, TUNED_ON, 10, _MILLION),
-            *(
-                Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, **UNIT, "representation": way})
-                for way in ("spectral", "expected")
-            ),
+            Block(("sbm-dqn-ts",), GAMES, 10, {**_MILLION, **UNIT, "representation": "expected"}),
+            Block(("sbm-dqn",), TUNED_ON, 10, {**_MILLION, **UNIT, "representation": "expected"}),
+            Block(("sbm-dqn-ts",), TUNED_ON, 10, {**_MILLION, **UNIT, "representation": "spectral"}),
         ),
     ),
     "dqn-minatar": Suite("DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)),
