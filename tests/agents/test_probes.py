@@ -43,6 +43,8 @@ VARIANTS = {
     "least squares": ("sbm-dqn-ts", {"q_solver": "least_squares", "ridge": 0.01}),
     "no sampling noise": ("sbm-dqn-ts", {"representation": "expected"}),
     "no sampling noise, and actions as ν has them": ("sbm-dqn-ts", {"representation": "averaged"}),
+    "Q for a feature, and no fit": ("sbm-dqn-ts", {"representation": "averaged", "norm": "value", "q_steps": 0}),
+    "Q for a feature, θ sampled": ("sbm-dqn-ts", {"norm": "value"}),
 }
 
 
