@@ -4,14 +4,17 @@ import dataclasses
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from spectral_bellman.analysis.runs import load_run
 from spectral_bellman.training import suite as suites
+from spectral_bellman.training.config import read_config
 from spectral_bellman.training.suite import SUITES, Block, Suite, keep_finished, plan, suite
 
+RESULTS = Path(__file__).parents[2] / "results"
 TINY = Suite("a test", (Block(("dqn", "sbm-dqn-ts"), ("deep_sea/3",), 3, {"frames": 90}),))
 
 
@@ -73,6 +76,16 @@ OTHER = [
     ({"replay_capacity": 900}, "replay_capacity 900, not "),
     ({"agent": {"learning_rate": 0.5}}, r"learning_rate 0\.5, not "),
 ]
+
+
+def test_what_is_kept_of_minatar_counts_for_the_suite():
+    """A preset that changes must not leave runs behind that no line of the table asks for."""
+    wanted = list(suites._configs(SUITES["minatar-dqn"]))
+    kept = [path.parent for path in sorted((RESULTS / "minatar-dqn").glob("*/config.json"))]
+    assert kept
+    for folder in kept:
+        config = read_config(folder)
+        assert any(suites._alike(one, config) and config.frames >= one.frames for one in wanted), folder.name
 
 
 @pytest.mark.parametrize("change", [change for change, _ in OTHER])

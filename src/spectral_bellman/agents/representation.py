@@ -147,7 +147,7 @@ def _bellman(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
 
 
 def _with_features(cov: Covariances, phi: Float[Array, "B d"]) -> Covariances:
-    """Λ1 of the batch alone, for those who only look at it."""
+    """Λ1 of the batch alone, where no average over batches is wanted."""
     return Covariances(objective.update_covariance(cov.feature, phi, 1.0), cov.parameter, jnp.ones((), bool))
 
 
@@ -205,11 +205,11 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
             "value": jnp.mean(jnp.square(phi @ b - targets)),
             "prediction": jnp.mean(jnp.sum(jnp.square(product(phi, backup.J) - following), axis=1)),
         }
-        total = terms["value"] + variance * terms["prediction"]
+        total, cov = terms["value"] + variance * terms["prediction"], _with_features(cov, phi)
         if config.q_first:
-            terms["spread"] = jnp.sum(jnp.square(product(phi[:, 1:].T, phi[:, 1:]) / len(phi)))
+            terms["spread"] = jnp.sum(jnp.square(cov.feature[1:, 1:]))
             total += config.feature_orthogonality * terms["spread"]
-        return total, (_with_features(cov, phi), terms)
+        return total, (cov, terms)
 
     return Representation(
         init, prepare, loss, lambda backup, theta, theta_hat: backup.b[None] + product(theta - theta_hat[None], backup.J.T)
