@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from spectral_bellman.agents import Agent
+from spectral_bellman.agents.diagnostics import diagnose, material
 from spectral_bellman.agents.presets import FAMILIES, PRESETS, preset_settings
 from spectral_bellman.agents.representation import features
+from spectral_bellman.replay import init_replay
 from spectral_bellman.training.config import TrainConfig
 
 ROWS = {
@@ -43,6 +45,22 @@ def test_every_preset_builds_on_every_family(preset):
         assert state.network.head.out_features == 3 * d
         closed = family == "minatar" and preset in ("sbm-dqn", "sbm-dqn-ts")  # the same loss with the expectation over ν taken
         assert (config.representation, config.exploration) == (("averaged", ROWS[preset][1]) if closed else ROWS[preset])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_can_be_looked_at_in_every_family(preset):
+    """The diagnostics of an agent with the settings as they are: nothing is computed."""
+    for family in FAMILIES:
+        config = preset_settings(preset, family)[1]
+        agent = Agent(config, jax.ShapeDtypeStruct((1, 36, 36), jnp.uint8), 3)
+
+        def look(key, agent=agent):
+            state, replay = agent.init(key), init_replay(agent.observation, 1, 4, 1)
+            return diagnose(agent, state, agent.init_policy(state), material(agent, replay, key), key)
+
+        seen = jax.eval_shape(look, jax.random.key(0))
+        assert all(x.shape == () for x in seen.values())
+        assert ("feature_norm" in seen) == (not config.plain)
 
 
 def test_rows_without_orthogonality_have_none():

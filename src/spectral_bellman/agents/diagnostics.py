@@ -1,7 +1,5 @@
 """What to look at when an agent does not learn: spectra, norms and errors of its features."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,7 +8,15 @@ from spectral_bellman import objective, operators, posterior
 from spectral_bellman._arrays import RandomKey, product
 from spectral_bellman.agents.agent import Agent, AgentState
 from spectral_bellman.agents.exploration import Policy
-from spectral_bellman.agents.representation import Terms, features, features_taken, rewards_and_discounts, taken, variance_of
+from spectral_bellman.agents.representation import (
+    Terms,
+    features,
+    normalise,
+    raw_features,
+    rewards_and_discounts,
+    taken,
+    variance_of,
+)
 from spectral_bellman.replay import Replay, Rows, Transition, rows, sample
 
 SAMPLES = 1_024
@@ -39,8 +45,8 @@ def diagnose(agent: Agent, state: AgentState, policy: Policy, drawn: tuple[Trans
     }
     if selection is None:
         return result
-    raw = features_taken(state.network, batch, dataclasses.replace(config, norm="none"))
-    phi = features_taken(state.network, batch, config)
+    raw = taken(raw_features(state.network, batch.observation), batch.action)
+    phi = normalise(raw, config)
     result |= {
         "theta_norm": jnp.linalg.norm(policy.theta),
         "feature_norm": jnp.mean(jnp.linalg.norm(phi, axis=1)),

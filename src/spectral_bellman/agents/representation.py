@@ -50,21 +50,22 @@ class Representation(NamedTuple):
 
 def features(network: FeatureNetwork, observations: Array, config: AgentConfig) -> Float[Array, "B A d"]:
     """φ(s, ·) of a batch, its norm taken care of."""
-    return _normalise(_apply(network, observations), config)
+    return normalise(raw_features(network, observations), config)
 
 
 def features_taken(network: FeatureNetwork, batch: Transition, config: AgentConfig) -> Float[Array, "B d"]:
     """φ(s, a) of a batch."""
-    return _normalise(taken(_apply(network, batch.observation), batch.action), config)
+    return normalise(taken(raw_features(network, batch.observation), batch.action), config)
 
 
-def _apply(network: FeatureNetwork, observations: Array) -> Array:
+def raw_features(network: FeatureNetwork, observations: Array) -> Array:
     """The network on a batch, in parts where the observations as floats would need much memory."""
     rows = max(1, OBSERVATION_BYTES // (4 * math.prod(observations.shape[1:])))
     return jax.vmap(network)(observations) if len(observations) <= rows else jax.lax.map(network, observations, batch_size=rows)
 
 
-def _normalise(phi: Array, config: AgentConfig) -> Array:
+def normalise(phi: Array, config: AgentConfig) -> Array:
+    """What comes out of the network, with the norm that the config names."""
     if config.plain or config.norm == "none":
         return phi
     if config.norm == "clip":
