@@ -129,17 +129,6 @@ def test_the_head_gives_each_action_its_own_rows():
     np.testing.assert_allclose(network(jnp.asarray(observation)), [flat[:4], flat[4:]], rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [0.1, 1.0, 100.0])
-def test_scaled_the_head_reads_a_layer_of_one_size(size):
-    plain = with_biases(feature_network("mlp", (), described((3,), jnp.float32), 2, 4, KEY))
-    scaled = eqx.tree_at(
-        lambda n: n.head, feature_network("mlp", (), described((3,), jnp.float32), 2, 4, KEY, scaled=True), plain.head
-    )
-    observation = size * jnp.array([0.5, -1.0, 2.0])
-    np.testing.assert_allclose(scaled(observation), plain(observation / jnp.sqrt(jnp.mean(observation**2))), rtol=1e-3)
-    np.testing.assert_allclose(scaled(jnp.zeros(3)), plain(jnp.zeros(3)))  # a layer that is silent stays so
-
-
 def test_weights_start_with_the_variance_of_he_and_no_bias():
     layer = started(eqx.nn.Linear(300, 80, key=KEY), KEY)
     np.testing.assert_array_equal(layer.bias, np.zeros_like(layer.bias))

@@ -93,9 +93,7 @@ class Agent:
         """A state that has learned nothing."""
         config, d = self.config, self.config.dimension
         keys = jax.random.split(key, 3)
-        network = feature_network(
-            config.network, config.hidden, self.observation, self.num_actions, d, keys[0], scaled=config.hidden_norm
-        )
+        network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
         if config.q_first:
             # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
             weight = network.head.weight.reshape(self.num_actions, d, -1).at[:, 0].set(0.0)

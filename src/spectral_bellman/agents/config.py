@@ -13,8 +13,6 @@ class AgentConfig:
     """Torso; auto chooses by the observation. centred: nature on screens less their mean."""
     hidden: tuple[int, ...] = (128, 128)
     """Units of each hidden layer; mlp only."""
-    hidden_norm: bool = False
-    """Scale the last hidden layer to a mean square of 1, so that every value is linear in features of one norm."""
     features: int = 128
     """d, dimension of φ(s, a). dqn has |A| plain outputs instead."""
     norm: Literal["unit", "clip", "none", "value"] = "unit"

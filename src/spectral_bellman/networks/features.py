@@ -20,25 +20,19 @@ def started(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
 
 
 class FeatureNetwork(eqx.Module):
-    """φ(s, ·) = head(torso(s)), before any norm of φ; ``scaled``, the head reads torso(s) with a mean square of 1."""
+    """φ(s, ·) = head(torso(s)), before any norm."""
 
     torso: Callable[[Array], Array]
     head: eqx.nn.Linear
     actions: int = eqx.field(static=True)
-    scaled: bool = eqx.field(static=True)
 
-    def __init__(
-        self, torso: Callable[[Array], Array], width: int, actions: int, d: int, key: RandomKey, *, scaled: bool = False
-    ) -> None:
-        self.torso, self.actions, self.scaled = torso, actions, scaled
+    def __init__(self, torso: Callable[[Array], Array], width: int, actions: int, d: int, key: RandomKey) -> None:
+        self.torso, self.actions = torso, actions
         self.head = started(eqx.nn.Linear(width, actions * d, key=key), key)
 
     def __call__(self, observation: Array) -> Float[Array, "A d"]:
         """φ(s, a) of every action."""
-        x = self.torso(observation)
-        if self.scaled:
-            x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x)) + 1e-6)
-        return self.head(x).reshape(self.actions, -1)
+        return self.head(self.torso(observation)).reshape(self.actions, -1)
 
 
 class MLP(eqx.Module):
@@ -153,26 +147,16 @@ def torso_for(observation: jax.ShapeDtypeStruct) -> str:
 
 
 def feature_network(
-    kind: str,
-    hidden: tuple[int, ...],
-    observation: jax.ShapeDtypeStruct,
-    actions: int,
-    d: int,
-    key: RandomKey,
-    *,
-    scaled: bool = False,
+    kind: str, hidden: tuple[int, ...], observation: jax.ShapeDtypeStruct, actions: int, d: int, key: RandomKey
 ) -> FeatureNetwork:
     """φ with |A|×d outputs on the torso ``kind``; "auto" chooses by the observation."""
     torso_key, head_key = jax.random.split(key)
     kind = torso_for(observation) if kind == "auto" else kind
-    shape = observation.shape
-    if kind != "mlp" and len(shape) != 3:
-        raise ValueError(f"network {kind!r} reads images, but observations have shape {shape}; use --network mlp")
-    torso: Callable[[Array], Array]
+    if kind != "mlp" and len(observation.shape) != 3:
+        raise ValueError(f"network {kind!r} reads images, but observations have shape {observation.shape}; use --network mlp")
     if kind == "minatar":
-        torso, width = MinAtarCNN(shape, torso_key), 128
-    elif kind in ("nature", "centred"):
-        torso, width = NatureCNN(shape, torso_key, centred=kind == "centred"), 512
-    else:
-        torso, width = MLP(shape, hidden, torso_key), hidden[-1] if hidden else math.prod(shape)
-    return FeatureNetwork(torso, width, actions, d, head_key, scaled=scaled)
+        return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
+    if kind in ("nature", "centred"):
+        return FeatureNetwork(NatureCNN(observation.shape, torso_key, centred=kind == "centred"), 512, actions, d, head_key)
+    width = hidden[-1] if hidden else math.prod(observation.shape)
+    return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)
