@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import jax
 import pytest
 from rich.console import Console
 
@@ -78,10 +79,12 @@ OTHER = [
 ]
 
 
-def test_what_is_kept_of_minatar_counts_for_the_suite():
+@pytest.mark.parametrize("name", ["minatar-dqn", "atari-dqn", "dqn-minatar", "dqn-dopamine", "deep-sea"])
+def test_what_is_kept_counts_for_its_suite(name, monkeypatch):
     """A preset that changes must not leave runs behind that no line of the table asks for."""
-    wanted = list(suites._configs(SUITES["minatar-dqn"]))
-    kept = [path.parent for path in sorted((RESULTS / "minatar-dqn").glob("*/config.json"))]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where they were made
+    wanted = list(suites._configs(SUITES[name]))
+    kept = [path.parent for path in sorted((RESULTS / name).glob("*/config.json"))]
     assert kept
     for folder in kept:
         config = read_config(folder)

@@ -114,18 +114,24 @@ PRESETS = {
 
 # On MinAtar: those who learn θ̃.
 _CLOSED: dict[str, Any] = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
-# And those whose first feature is Q: θ̂ need not be fitted, and φ has all the steps.
-_Q_FIRST: dict[str, Any] = {
-    "norm": "value",
-    "representation": "averaged",
-    "features": 32,
+# Those whose first feature is Q: θ̂ need not be fitted, and φ has all the steps.
+_Q_FIRST: dict[str, Any] = {"norm": "value", "representation": "averaged", "features": 32, "q_steps": 0}
+_Q_FIRST_MINATAR: dict[str, Any] = {
+    **_Q_FIRST,
     "representation_steps": 16,
-    "q_steps": 0,
     "learning_rate": 2e-3,
     "head_rate": 0.3,
     "theta_variance": 0.03,
     "feature_orthogonality": 3.0,
     "noise_anneal_steps": 100_000,
+}
+# Values are smaller here, and so is what stands beside their error. Thompson sampling sees a spread basis: σ_exp alone is felt.
+_Q_FIRST_ATARI: dict[str, Any] = {
+    **_Q_FIRST,
+    "representation_steps": 128,
+    "theta_variance": 3e-3,
+    "feature_orthogonality": 0.3,
+    "noise_scale": 1.0,
 }
 
 FAMILIES = {
@@ -142,8 +148,8 @@ FAMILIES = {
             "dqn": {"learning_rate": 2e-3, "head_rate": 0.3},
             "mse-dqn-ts": _CLOSED,
             "sbm-dqn-ts-no-orth": _CLOSED,
-            "sbm-dqn": _Q_FIRST,
-            "sbm-dqn-ts": _Q_FIRST,
+            "sbm-dqn": _Q_FIRST_MINATAR,
+            "sbm-dqn-ts": _Q_FIRST_MINATAR,
         },
     ),
     "deep_sea": Family(
@@ -179,10 +185,11 @@ FAMILIES = {
             "epsilon_steps": 250_000,
             "learning_rate": 2.5e-4,  # of dqn on Boxing better than 1e-4 and 5e-4
             "theta_variance": 1e-4,
-            # σ_exp alone moves Q by a seventh of what actions differ by, and everybody acts greedily from early on.
+            # With unit norm σ_exp alone moves Q by a seventh of what actions differ by: all act greedily from early on.
             "noise_scale": 100.0,
             "noise_anneal_steps": 250_000,
         },
+        {"sbm-dqn": _Q_FIRST_ATARI, "sbm-dqn-ts": _Q_FIRST_ATARI},
     ),
     "gym": Family(
         {"num_envs": 64, "round_steps": 4, "replay_capacity": 10_000, "frames": 100_000},

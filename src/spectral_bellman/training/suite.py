@@ -86,11 +86,24 @@ UNIT = {
     "noise_anneal_steps": 0,
 }
 """SBM on MinAtar with all features of unit norm and Q made of them: the best setting of that kind."""
-# Dopamine's own batches, where the preset has eight of them in one. What is counted in rounds goes with their length, so that is
-# here too: the preset's own is shorter where there is no GPU.
+# What is counted in rounds goes with their length, so that is here too: the preset's own is shorter where there is no GPU.
+_ATARI_ROUND = {"num_envs": 256, "round_steps": 16}
+ATARI_UNIT = {
+    **_ATARI_ROUND,
+    "target_rounds": 1,
+    "norm": "unit",
+    "representation": "spectral",
+    "features": 256,
+    "representation_steps": 96,
+    "q_steps": 32,
+    "theta_variance": 1e-4,
+    "feature_orthogonality": 0.03,
+    "noise_scale": 100.0,
+}
+"""SBM on Atari with all features of unit norm, θ̂ fitted, and the paper's loss over sampled θ."""
+# Dopamine's own batches, where the preset has eight of them in one.
 _DOPAMINE_BATCH = {
-    "num_envs": 256,
-    "round_steps": 16,
+    **_ATARI_ROUND,
     "target_rounds": 2,
     "batch": 32,
     "representation_steps": 768,
@@ -120,9 +133,10 @@ SUITES = {
         ),
     ),
     "atari-dqn": Suite(
-        "sbm-dqn-ts beside dqn: four games, then the rest of Atari Explore",
+        "sbm-dqn-ts beside dqn: four games, three of them with SBM of unit norm too, then the rest of Atari Explore",
         (
             Block(("dqn", "sbm-dqn-ts"), _atari("boxing", "breakout", "pong", "freeway"), 1, _TEN_MILLION),
+            Block(("sbm-dqn-ts",), _atari("boxing", "breakout", "pong"), 1, {**_TEN_MILLION, **ATARI_UNIT}),
             Block(("dqn", "sbm-dqn-ts"), _atari(*ATARI_EXPLORE), 1, _TEN_MILLION),
         ),
     ),
