@@ -32,7 +32,7 @@ def group(preset: str, settings: dict[str, Any]) -> str:
     if preset == "dqn":
         return "dqn"
     if settings.get("norm") == "value":
-        return "sbm-dqn-ts, the first feature is Q"
+        return "sbm-dqn-ts, the first feature is Q" + (", hidden layer of one norm" if settings.get("hidden_norm") else "")
     if settings.get("q_solver") == "least_squares":
         return "sbm-dqn-ts, θ̂ by least squares"
     if settings.get("noise_scale", 1) > 1:
@@ -56,7 +56,7 @@ def main(config: Figure) -> None:
             point[run["env"].split("/")[1]] = score(row)
     figure, panel = plt.subplots(figsize=(7.5, 6), layout="constrained")
     names = sorted({name for name, *_ in points})
-    for name, colour in zip(names, (*COLORS, "#E41A1C", "#999999"), strict=True):
+    for name, colour in zip(names, (*COLORS, "#E41A1C", "#999999", "#8A2BE2"), strict=True):
         both = np.asarray([[p[game] for game in GAMES] for (n, *_), p in points.items() if n == name])
         (x, dx), (y, dy) = both[:, 0].T, both[:, 1].T
         panel.errorbar(x, y, dy, dx, "o", color=colour, ms=4, elinewidth=0.5, alpha=0.75, label=f"{name} ({len(both)})")
