@@ -44,6 +44,10 @@ VARIANTS = {
     "no sampling noise": ("sbm-dqn-ts", {"representation": "expected"}),
     "no sampling noise, and actions as ν has them": ("sbm-dqn-ts", {"representation": "averaged"}),
     "Q for a feature, and no fit": ("sbm-dqn-ts", {"representation": "averaged", "norm": "value", "q_steps": 0}),
+    "Q of a feature and of what the others add": (
+        "sbm-dqn-ts",
+        {"representation": "averaged", "norm": "value", "q_steps": 0, "q_start": "backup"},
+    ),
     "Q for a feature, θ sampled": ("sbm-dqn-ts", {"norm": "value"}),
 }
 

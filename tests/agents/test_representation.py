@@ -229,6 +229,26 @@ def test_where_the_first_feature_is_q_it_learns_from_the_loss_of_dqn_and_the_oth
     assert np.abs(predicting[:, 1:]).max() > 1e-3
 
 
+def test_the_others_add_to_q_where_the_parameters_are_those_of_the_backup():
+    config = dataclasses.replace(
+        BASE, norm="value", representation="averaged", q_start="backup", theta_variance=0.0, feature_orthogonality=0.0
+    )
+    way = representation(config, OBSERVATION)
+    backup = way.init(jax.random.key(0))[0]._replace(b=jnp.array([1.0, 0.5, -2.0, 0.0]))
+    target = Target(linear(TARGET_WEIGHT), backup.b, ())
+    prepared = jax.tree.map(lambda x: x[0], way.prepare(target, (), stacked(BATCH), jax.random.key(0)))
+    gradient, (_, terms) = jax.grad(lambda x: way.loss(linear(WEIGHT), x, BATCH, prepared, init_covariances(D)), has_aux=True)(
+        backup
+    )
+    phi = normalised(phi_of(WEIGHT, BATCH.observation), "value")[np.arange(B), np.asarray(BATCH.action)]
+    following = (normalised(phi_of(TARGET_WEIGHT, BATCH.next_observation), "value") @ np.asarray(backup.b)).max(axis=1)
+    error = phi @ np.asarray(backup.b) - np.clip(np.asarray(BATCH.reward), -1, 1)
+    error -= 0.9 * np.asarray(BATCH.discount) * following
+    np.testing.assert_allclose(terms["value"], np.mean(error**2), rtol=1e-4)
+    np.testing.assert_allclose(gradient.b[1:], 2 * error @ phi[:, 1:] / B, rtol=1e-3, atol=1e-5)
+    assert gradient.b[0] == 0  # the first feature is free, so the scale of both would not be determined
+
+
 @pytest.mark.parametrize("variance", [1e-6, 0.3])
 def test_the_averaged_form_predicts_what_the_backup_answers_to_the_noise_with(variance):
     """E[ε TQ_θ] = σ E[∇TQ_θ], by draws of ε here; where ν is narrow that is what the expected form has."""

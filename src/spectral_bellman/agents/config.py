@@ -49,7 +49,8 @@ class AgentConfig:
     q_learning_rate: float = 3e-3
     """Of θ."""
     q_start: Literal["last", "backup"] = "last"
-    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with (td and pvn have none)."""
+    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with (td and pvn have none). With norm value,
+    expected or averaged, last leaves θ̃(θ⁻) at e₁, and backup lets the other features add to Q."""
     adam_epsilon: float = 1e-8
     """What the optimiser adds to the root it divides by."""
     target_rounds: int = 1

@@ -172,7 +172,8 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
 
     Where the first feature is Q itself (norm "value") b is e₁ and stays there: any basis of the same span would do, and in this one
     the first condition is DQN's loss. The others need not hold Q then, and a constant predicts itself: they are kept apart by the
-    square of E[ψψᵀ], which for ψ of unit norm is smallest where they are orthogonal and of equal size.
+    square of E[ψψᵀ], which for ψ of unit norm is smallest where they are orthogonal and of equal size. They may hold a part of it:
+    with q_start "backup" θ̂ is b, of which only the first component stays 1, and Q the first feature and what b makes of the others.
     """
 
     def init(_: RandomKey) -> tuple[LinearBackup, Any]:
@@ -201,7 +202,9 @@ def _expected(config: AgentConfig, _: jax.ShapeDtypeStruct) -> Representation:
     ) -> tuple[Array, tuple[Covariances, Terms]]:
         targets, following, variance = prepared
         phi = features_taken(network, batch, config)
-        b = jax.lax.stop_gradient(backup.b) if config.q_first else backup.b
+        b = backup.b
+        if config.q_first:
+            b = jax.lax.stop_gradient(b) if config.q_start == "last" else b.at[0].set(1.0)
         terms = {
             "value": jnp.mean(jnp.square(phi @ b - targets)),
             "prediction": jnp.mean(jnp.sum(jnp.square(product(phi, backup.J) - following), axis=1)),
