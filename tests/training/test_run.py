@@ -100,7 +100,7 @@ def test_a_run_leaves_what_the_readme_says(finished):
     for line in last:
         assert line["episodes"] > 0
         assert np.isfinite(line["eval_return"])
-        assert line["loss/spectral"] is not None
+        assert line["loss/value" if config["agent"]["norm"] == "value" else "loss/spectral"] is not None
         assert line["diagnostic/sigma_effective_rank"] >= 1
         assert 0 <= line["diagnostic/share_outside_unit_ball"] <= 1
     assert json.loads((result.folder / "summary.json").read_text()) == result.summary
