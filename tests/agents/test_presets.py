@@ -43,10 +43,8 @@ def test_every_preset_builds_on_every_family(preset):
         d = 1 if config.plain else config.features
         assert state.theta.shape == (d,)
         assert state.network.head.out_features == 3 * d
-        closed = family in ("minatar", "atari") and preset in (
-            "sbm-dqn",
-            "sbm-dqn-ts",
-        )  # the same loss with the expectation over ν taken
+        # The same loss with the expectation over ν taken.
+        closed = family in ("minatar", "atari") and preset in ("sbm-dqn", "sbm-dqn-ts")
         assert (config.representation, config.exploration) == (("averaged", ROWS[preset][1]) if closed else ROWS[preset])
 
 
