@@ -104,3 +104,10 @@ def test_the_figure_has_a_curve_and_a_profile_for_each_field(field):
     figure = games_figure([field])
     assert [len(panel.lines) for panel in figure.axes] == [2, 2]
     assert games_figure([]) is None
+
+
+def test_one_evaluation_is_a_point_that_can_be_seen(field):
+    once = fields(group_runs([make([[5.0]], env=f"minatar/{game}") for game in ("asterix", "breakout")]))
+    left, right = games_figure(once).axes
+    assert [line.get_marker() for line in left.lines] == ["o"]
+    assert [line.get_marker() for panel in (right, games_figure([field]).axes[0]) for line in panel.lines] == ["None"] * 3

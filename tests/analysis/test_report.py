@@ -182,6 +182,14 @@ def test_evaluations_have_panels_beside_and_frames_their_unit() -> None:
     assert drawn["minatar/breakout", "training return"].get_xlabel() == "frames (= agent steps)"
 
 
+def test_many_environments_share_rows() -> None:
+    runs = [make([[1.0]], env=f"gym/{name}", eval_return=[[2.0]]) for name in "abcd"]
+    for count, columns in ((3, 2), (4, 4)):
+        figure = curves_figure(group_runs(runs[:count]))
+        assert figure.axes[0].get_gridspec().ncols == columns
+        assert len(panels(figure)) == 2 * count
+
+
 def test_an_agent_has_one_colour_and_the_legend_shows_it() -> None:
     runs = [
         make([[1.0, 2.0]], env=env, preset=f"agent-{i}") for env in ("gym/x", "gym/y") for i in range(9) if (env, i) != ("gym/x", 0)

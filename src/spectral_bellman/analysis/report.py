@@ -101,9 +101,9 @@ def curves_figure(groups: Sequence[Group]) -> Figure:
     """The training return against frames, a panel for each environment, and the greedy return next to it if there is any."""
     evaluated = any("eval_return" in run.keys for group in groups for run in group.runs)
     names = {"return": "training return", **({"eval_return": "greedy return"} if evaluated else {})}
-    panels = [[(env, key) for key in names] for env in _environments(groups)]
-    if not evaluated:  # nothing to set side by side: the environments fill the rows
-        panels = _rows([panel for row in panels for panel in row], 3)
+    envs = _environments(groups)
+    columns = 3 if not evaluated else 2 if len(envs) <= 3 else 4  # what belongs to one environment stays side by side
+    panels = _rows([(env, key) for env in envs for key in names], columns)
     figure, axes = figures.grid(panels, width=5.2, height=3.6)
     for (env, key), panel in axes.items():
         _draw(panel, groups, env, key, single_seeds=True)
@@ -124,7 +124,8 @@ def games_figure(fields: Sequence[aggregate.Field]) -> Figure | None:
         left, right = axes[field.title, "curve"], axes[field.title, "profile"]
         for agent in field.agents:
             for panel, (x, interval) in ((left, aggregate.curve(field, agent)), (right, aggregate.profile(field, agent))):
-                panel.plot(x, interval.value, **styles[agent], lw=1.8, label=agent)
+                alone = {"marker": "o", "ms": 4} if np.ptp(x) == 0 else {}  # evaluated once: a line would have no length
+                panel.plot(x, interval.value, **styles[agent], **alone, lw=1.8, label=agent)
                 if np.isfinite(interval.low).all():
                     panel.fill_between(x, interval.low, interval.high, color=styles[agent]["color"], alpha=0.17, lw=0)
         figures.tidy(left, field.games[0])

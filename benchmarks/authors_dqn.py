@@ -1,0 +1,106 @@
+"""The DQN that MinAtar's authors publish, beside ours: ``results/dqn-minatar-authors``.
+
+Trains with their program, from a checkout of github.com/kenjyoung/MinAtar (torch is needed for it, the project is not)::
+
+    PYTHONPATH=MinAtar python benchmarks/authors_dqn.py train --checkout MinAtar --game asterix
+
+and draws what was measured, next to the runs of ``sbm suite dqn-minatar``::
+
+    python benchmarks/authors_dqn.py draw
+"""
+
+import argparse
+import importlib.util
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path("results")
+LINE = 20_000
+"""Frames to a point of the curve that is kept."""
+
+
+def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
+    """Run their ``examples/dqn.py`` for so many frames, and keep the mean return of the episodes that end in each 20,000."""
+    import torch
+    from minatar import Environment
+
+    specification = importlib.util.spec_from_file_location("dqn", checkout / "examples" / "dqn.py")
+    assert specification is not None and specification.loader is not None
+    program = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(program)
+    program.NUM_FRAMES = frames
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed), torch.set_num_threads(1)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = out / f"{game}-{seed}"
+    program.dqn(Environment(game, random_seed=seed), False, False, str(weights))
+    saved = Path(f"{weights}_data_and_weights")
+    data = torch.load(saved)
+    commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    keep(out / f"{game}-{seed}.json", game, seed, data["returns"], data["frame_stamps"], commit, torch.__version__)
+    saved.unlink()
+
+
+def keep(path: Path, game: str, seed: int, returns: list[float], ends: list[int], commit: str, torch_version: str) -> None:
+    """Write the curve; the last episode is the one that was cut."""
+    score, end = np.asarray(returns[:-1]), np.asarray(ends[:-1])
+    line = -(-end // LINE) * LINE
+    points = [[int(x), round(float(score[line == x].mean()), 3), int((line == x).sum())] for x in np.unique(line)]
+    record: dict[str, Any] = {
+        "what": "examples/dqn.py of MinAtar's authors: frames, mean training return of the episodes that ended in the 20,000 before, how many",
+        "game": game,
+        "seed": seed,
+        "MinAtar": commit,
+        "torch": torch_version,
+        "frames": int(ends[-1]),
+        "last 100 episodes": round(float(score[-100:].mean()), 2),
+        "curve": points,
+    }
+    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+
+def draw() -> None:
+    """Their curves and ours in one picture for each game."""
+    import matplotlib.pyplot as plt
+
+    from spectral_bellman.analysis.figures import COLORS, tidy
+    from spectral_bellman.analysis.runs import load_run
+
+    theirs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((RESULTS / "dqn-minatar-authors").glob("*.json"))]
+    games = sorted({run["game"] for run in theirs})
+    figure, panels = plt.subplots(1, len(games), figsize=(5.2 * len(games), 3.6), layout="constrained", squeeze=False)
+    for game, panel in zip(games, panels[0], strict=True):
+        run = load_run(RESULTS / "dqn-minatar" / f"dqn-minatar-minatar-{game}-seed-0-4")
+        for seed in run.seeds:
+            lines = [line for line in run.records if line["seed"] == seed and line.get("return") is not None]
+            panel.plot([line["frames"] for line in lines], [line["return"] for line in lines], color=COLORS[0], lw=1, label="dqn-minatar")
+        for other in theirs:
+            if other["game"] == game:
+                frames, returns, _ = np.asarray(other["curve"]).T
+                panel.plot(frames, returns, color=COLORS[1], lw=1.6, label="the authors' program")
+        tidy(panel, f"minatar/{game}")
+        panel.set(title=f"minatar/{game}", ylabel="training return")
+        named = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+        panel.legend(named.values(), named.keys(), frameon=False, loc="upper left")
+    out = RESULTS / "dqn-minatar-authors" / "curves.png"
+    figure.savefig(out, dpi=150)
+    print(out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("train")
+    training.add_argument("--checkout", type=Path, required=True)
+    training.add_argument("--game", default="asterix")
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--frames", type=int, default=1_000_000)
+    training.add_argument("--out", type=Path, default=RESULTS / "dqn-minatar-authors")
+    training.set_defaults(run=train)
+    commands.add_parser("draw").set_defaults(run=draw)
+    options = vars(parser.parse_args())
+    options.pop("run")(**options)
