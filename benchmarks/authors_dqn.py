@@ -26,15 +26,19 @@ LINE = 20_000
 
 def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
     """Run their ``examples/dqn.py`` for so many frames, and keep the mean return of the episodes that end in each 20,000."""
-    import torch
-    from minatar import Environment
+    import torch  # type: ignore[import-not-found]
+    from minatar import Environment  # type: ignore[import-not-found]
 
     specification = importlib.util.spec_from_file_location("dqn", checkout / "examples" / "dqn.py")
-    assert specification is not None and specification.loader is not None
-    program = importlib.util.module_from_spec(specification)
+    assert specification is not None
+    assert specification.loader is not None
+    program: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(program)
     program.NUM_FRAMES = frames
-    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed), torch.set_num_threads(1)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002, what their program draws from
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     weights = out / f"{game}-{seed}"
     program.dqn(Environment(game, random_seed=seed), False, False, str(weights))
@@ -51,7 +55,8 @@ def keep(path: Path, game: str, seed: int, returns: list[float], ends: list[int]
     line = -(-end // LINE) * LINE
     points = [[int(x), round(float(score[line == x].mean()), 3), int((line == x).sum())] for x in np.unique(line)]
     record: dict[str, Any] = {
-        "what": "examples/dqn.py of MinAtar's authors: frames, mean training return of the episodes that ended in the 20,000 before, how many",
+        "what": "examples/dqn.py of MinAtar's authors, its training return",
+        "curve is": f"frames, the mean over the episodes that ended in the {LINE:,} before, how many they were",
         "game": game,
         "seed": seed,
         "MinAtar": commit,
@@ -77,11 +82,11 @@ def draw() -> None:
         run = load_run(RESULTS / "dqn-minatar" / f"dqn-minatar-minatar-{game}-seed-0-4")
         for seed in run.seeds:
             lines = [line for line in run.records if line["seed"] == seed and line.get("return") is not None]
-            panel.plot([line["frames"] for line in lines], [line["return"] for line in lines], color=COLORS[0], lw=1, label="dqn-minatar")
+            frames, returns = [line["frames"] for line in lines], [line["return"] for line in lines]
+            panel.plot(frames, returns, color=COLORS[0], lw=1, label="dqn-minatar")
         for other in theirs:
             if other["game"] == game:
-                frames, returns, _ = np.asarray(other["curve"]).T
-                panel.plot(frames, returns, color=COLORS[1], lw=1.6, label="the authors' program")
+                panel.plot(*np.asarray(other["curve"]).T[:2], color=COLORS[1], lw=1.6, label="the authors' program")
         tidy(panel, f"minatar/{game}")
         panel.set(title=f"minatar/{game}", ylabel="training return")
         named = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))

@@ -72,6 +72,22 @@ def test_the_aggregate_table(field):
     assert lines["sbm-dqn-ts"][1].text == "SBM + DQN (TS)"
 
 
+def test_training_has_a_column_where_there_are_evaluations(field):
+    assert "IQM in training" not in aggregate_sheet(field).header
+    made = [
+        make([[x] for x in returns], preset=preset, env=f"minatar/{game}", eval_return=[[9.0]] * 3)
+        for preset, returns in (("dqn", [1.0, 2.0, 3.0]), ("sbm-dqn-ts", [2.0, 3.0, 4.0]), ("dqn-ts", [None] * 3))
+        for game in ("asterix", "breakout")
+    ]
+    (both,) = fields(group_runs(made))
+    sheet = aggregate_sheet(both)
+    cells = {row[0].text: row[sheet.header.index("IQM in training")] for row in sheet.rows}
+    wanted = scores.aggregate(np.stack([normal(game, [2, 3, 4]) for game in ("asterix", "breakout")], axis=1))["iqm"]
+    assert (cells["sbm-dqn-ts"].value, cells["sbm-dqn-ts"].best) == (pytest.approx(wanted.value), True)
+    assert not cells["dqn"].best
+    assert cells["dqn-ts"].text == "–", "no episode of its ended"
+
+
 def test_the_table_by_games(field):
     sheet = games_sheet(field)
     assert [[cell.text for cell in row] for row in sheet.rows] == [["asterix", "4", "4.25"], ["breakout", "2", "5"]]

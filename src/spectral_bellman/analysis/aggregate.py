@@ -29,11 +29,11 @@ class Field(NamedTuple):
     agents: dict[str, list[Group]]
     """Agent -> its groups, in the order of the games."""
 
-    def table(self, agent: str) -> np.ndarray:
-        """(seeds, games): normalised final scores, of as many seeds as every game has."""
+    def table(self, agent: str, *, training: bool = False) -> np.ndarray:
+        """(seeds, games): normalised final scores, or those of training, of as many seeds as every game has."""
         columns = []
         for group in self.agents[agent]:
-            values = group.final().values
+            values = group.training() if training else group.final().values
             normal = scores.normalized(group.env, values[np.isfinite(values)])
             assert normal is not None
             columns.append(normal)
@@ -74,21 +74,32 @@ def fields(groups: Sequence[Group]) -> list[Field]:
 
 
 def aggregate_sheet(field: Field) -> Sheet:
-    """IQM, median and mean of each agent, and how likely it beats ``dqn``; the paper's tables 1 and 2."""
+    """IQM, median and mean of each agent, its IQM in training, and how likely it beats ``dqn``; the paper's tables 1 and 2."""
     tables = {agent: field.table(agent) for agent in field.agents}
     found = {agent: scores.aggregate(table) for agent, table in tables.items()}
-    best = {name: max(found, key=lambda agent: found[agent][name].value) for name in ("iqm", "median", "mean")}
+    names = {"IQM": "iqm", "median": "median", "mean": "mean"}
+    if any(group.key == "eval_return" for groups in field.agents.values() for group in groups):
+        names["IQM in training"] = "training"
+        for agent, statistics in found.items():
+            if len(trained := field.table(agent, training=True)):
+                statistics["training"] = scores.aggregate(trained)["iqm"]
+    tops = {name: max((float(f[name].value) for f in found.values() if name in f), default=np.nan) for name in names.values()}
     rows = []
     for agent, table in tables.items():
-        cells = [estimate(*found[agent][name], best=best[name] == agent and len(found) > 1) for name in best]
+        cells = [
+            estimate(*found[agent][name], best=found[agent][name].value == top and len(found) > 1)
+            if name in found[agent]
+            else Cell("–")
+            for name, top in tops.items()
+        ]
         beats = Cell("–")
         if "dqn" in tables and agent != "dqn":
             beats = estimate(*scores.probability_of_improvement(table, tables["dqn"]))
         preset = PRESETS.get(agent.partition(" ")[0])
         rows.append([Cell(agent), Cell(preset.row if preset else ""), Cell(str(len(table)), len(table)), *cells, beats])
     games = ", ".join(game.partition("/")[2].replace("_", " ") for game in field.games)
-    header = ("agent", "the paper's row", "seeds", "IQM", "median", "mean", "P(better than dqn)")
-    return Sheet(f"{field.title}, {field.score}", header, rows, [games, INTERVAL], minor=("the paper's row", "median"))
+    header = ("agent", "the paper's row", "seeds", *names, "P(better than dqn)")
+    return Sheet(f"{field.title}, {field.score}", header, rows, [games, INTERVAL], minor=("the paper's row", "median", "mean"))
 
 
 def games_sheet(field: Field) -> Sheet:
