@@ -41,7 +41,9 @@ def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     weights = out / f"{game}-{seed}"
-    program.dqn(Environment(game, random_seed=seed), False, False, str(weights))
+    env = Environment(game)
+    env.seed(seed)
+    program.dqn(env, False, False, str(weights))
     saved = Path(f"{weights}_data_and_weights")
     data = torch.load(saved)
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
@@ -49,7 +51,7 @@ def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
     saved.unlink()
 
 
-def keep(path: Path, game: str, seed: int, returns: list[float], ends: list[int], commit: str, torch_version: str) -> None:
+def keep(path: Path, game: str, seed: int | None, returns: list[float], ends: list[int], commit: str, torch_version: str) -> None:
     """Write the curve; the last episode is the one that was cut."""
     score, end = np.asarray(returns[:-1]), np.asarray(ends[:-1])
     line = -(-end // LINE) * LINE
@@ -57,6 +59,7 @@ def keep(path: Path, game: str, seed: int, returns: list[float], ends: list[int]
     record: dict[str, Any] = {
         "what": "examples/dqn.py of MinAtar's authors, its training return",
         "curve is": f"frames, the mean over the episodes that ended in the {LINE:,} before, how many they were",
+        "command": f"python benchmarks/authors_dqn.py train --checkout MinAtar --game {game} --seed {seed}",
         "game": game,
         "seed": seed,
         "MinAtar": commit,

@@ -86,12 +86,8 @@ def aggregate_sheet(field: Field) -> Sheet:
     tops = {name: max((float(f[name].value) for f in found.values() if name in f), default=np.nan) for name in names.values()}
     rows = []
     for agent, table in tables.items():
-        cells = [
-            estimate(*found[agent][name], best=found[agent][name].value == top and len(found) > 1)
-            if name in found[agent]
-            else Cell("–")
-            for name, top in tops.items()
-        ]
+        known = {name: found[agent].get(name, (None, None, None)) for name in tops}
+        cells = [estimate(*known[name], best=known[name][0] == top and len(found) > 1) for name, top in tops.items()]
         beats = Cell("–")
         if "dqn" in tables and agent != "dqn":
             beats = estimate(*scores.probability_of_improvement(table, tables["dqn"]))

@@ -124,10 +124,8 @@ def games_figure(fields: Sequence[aggregate.Field]) -> Figure | None:
         left, right = axes[field.title, "curve"], axes[field.title, "profile"]
         for agent in field.agents:
             for panel, (x, interval) in ((left, aggregate.curve(field, agent)), (right, aggregate.profile(field, agent))):
-                alone: dict[str, Any] = (
-                    {"marker": "o", "ms": 4} if np.ptp(x) == 0 else {}
-                )  # evaluated once: a line would have no length
-                panel.plot(x, interval.value, **styles[agent], **alone, lw=1.8, label=agent)
+                marker = "o" if np.ptp(x) == 0 else None  # evaluated once: a line would have no length
+                panel.plot(x, interval.value, **styles[agent], marker=marker, ms=4, lw=1.8, label=agent)
                 if np.isfinite(interval.low).all():
                     panel.fill_between(x, interval.low, interval.high, color=styles[agent]["color"], alpha=0.17, lw=0)
         figures.tidy(left, field.games[0])
