@@ -87,13 +87,17 @@ def draw() -> None:
             lines = [line for line in run.records if line["seed"] == seed and line.get("return") is not None]
             frames, returns = [line["frames"] for line in lines], [line["return"] for line in lines]
             panel.plot(frames, returns, color=COLORS[0], lw=1, label="dqn-minatar")
+        for folder, label, colour in (("eight-envs", "8 environments", 5), ("weights", "PyTorch's initial weights", 2)):
+            kept = json.loads((RESULTS / f"dqn-minatar-{folder}" / f"{game}.json").read_text(encoding="utf-8"))
+            curve = np.asarray(kept["training return (frames, mean over the log line)"])
+            panel.plot(*curve.T, color=COLORS[colour], lw=1.6, label=f"dqn-minatar, {label}")
         for other in theirs:
             if other["game"] == game:
                 panel.plot(*np.asarray(other["curve"]).T[:2], color=COLORS[1], lw=1.6, label="the authors' program")
         tidy(panel, f"minatar/{game}")
         panel.set(title=f"minatar/{game}", ylabel="training return")
-        named = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-        panel.legend(named.values(), named.keys(), frameon=False, loc="upper left")
+    named = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), frameon=False)
     out = RESULTS / "dqn-minatar-authors" / "curves.png"
     figure.savefig(out, dpi=150)
     print(out)

@@ -125,6 +125,21 @@ def test_where_the_first_feature_is_q_it_starts_at_nothing(replay, representatio
     assert np.abs(features(after.network, jnp.ones((1, 3)), config)[..., 0]).max() > 0
 
 
+@pytest.mark.parametrize(("exploration", "outputs"), [("epsilon", 3), ("thompson", 3 * CONFIG.features)])
+def test_weights_may_start_as_they_do_in_pytorch(exploration, outputs):
+    config = dataclasses.replace(CONFIG, representation="td", exploration=exploration, hidden=(400,), initial_weights="uniform")
+    state = Agent(config, SHAPE, 3).init(jax.random.key(1))
+    hidden, head = state.network.torso.layers[0], state.network.head
+    for layer, (out, fan_in) in ((hidden, (400, 3)), (head, (outputs, 400))):
+        assert layer.weight.shape == (out, fan_in)
+        for drawn in (layer.weight, layer.bias):
+            assert np.abs(drawn).max() <= fan_in**-0.5
+            assert np.std(drawn) > 0.2 * fan_in**-0.5, "not all alike, and a head that is not 0"
+    assert np.std(head.weight) == pytest.approx((3 * 400) ** -0.5, rel=0.1)
+    again = Agent(config, SHAPE, 3).init(jax.random.key(1))
+    jax.tree.map(np.testing.assert_array_equal, again.network, state.network)
+
+
 @pytest.mark.parametrize("representation", ["spectral", "expected", "pvn"])
 def test_parameters_that_nothing_would_move_are_refused(representation):
     with pytest.raises(ValueError, match=r"--q-steps 0 leaves θ̂ where it starts.*--q-start backup"):

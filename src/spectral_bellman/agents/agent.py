@@ -32,7 +32,7 @@ from spectral_bellman.agents.representation import (
     representation,
     rewards_and_discounts,
 )
-from spectral_bellman.networks import FeatureNetwork, feature_network
+from spectral_bellman.networks import FeatureNetwork, feature_network, uniform_weights
 from spectral_bellman.objective import Covariances
 from spectral_bellman.replay import Replay, Rows, Transition, init_replay, rows, sample
 
@@ -94,10 +94,13 @@ class Agent:
         config, d = self.config, self.config.dimension
         keys = jax.random.split(key, 3)
         network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
-        if config.q_first:
+        if config.initial_weights == "uniform":
+            network = uniform_weights(network, keys[0])
+        elif config.q_first:
             # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
             weight = network.head.weight.reshape(self.num_actions, d, -1).at[:, 0].set(0.0)
             network = eqx.tree_at(lambda x: x.head.weight, network, weight.reshape(network.head.weight.shape))
+        if config.q_first:
             theta = first_feature(config)
         elif config.representation == "td":
             # θ = 0 gives φ nothing to learn from where both come from one loss; a large θ makes Q large, see above.

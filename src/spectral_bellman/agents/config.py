@@ -13,6 +13,9 @@ class AgentConfig:
     """Torso; auto chooses by the observation. centred: nature on screens less their mean."""
     hidden: tuple[int, ...] = (128, 128)
     """Units of each hidden layer; mlp only."""
+    initial_weights: Literal["normal", "uniform"] = "normal"
+    """normal: He's, and where Q has outputs of its own it starts at 0; uniform: within ±1/√(fan in), biases and Q's too, as PyTorch
+    has it."""
     features: int = 128
     """d, dimension of φ(s, a). dqn has |A| plain outputs instead."""
     norm: Literal["unit", "clip", "none", "value"] = "unit"

@@ -1,6 +1,23 @@
 """Networks: modules of equinox, arrays in, arrays out, no batch axis."""
 
-from spectral_bellman.networks.features import MLP, FeatureNetwork, MinAtarCNN, NatureCNN, feature_network, torso_for
+from spectral_bellman.networks.features import (
+    MLP,
+    FeatureNetwork,
+    MinAtarCNN,
+    NatureCNN,
+    feature_network,
+    torso_for,
+    uniform_weights,
+)
 from spectral_bellman.networks.theta_tilde import ResidualParameters
 
-__all__ = ["MLP", "FeatureNetwork", "MinAtarCNN", "NatureCNN", "ResidualParameters", "feature_network", "torso_for"]
+__all__ = [
+    "MLP",
+    "FeatureNetwork",
+    "MinAtarCNN",
+    "NatureCNN",
+    "ResidualParameters",
+    "feature_network",
+    "torso_for",
+    "uniform_weights",
+]

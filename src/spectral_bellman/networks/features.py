@@ -35,6 +35,20 @@ class FeatureNetwork(eqx.Module):
         return self.head(self.torso(observation)).reshape(self.actions, -1)
 
 
+def uniform_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
+    """The network with weights and biases uniform within ±1/√(fan in), as PyTorch's layers start."""
+    parts, structure = jax.tree.flatten(network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear))
+
+    def drawn(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
+        bound = math.prod(layer.weight.shape[1:]) ** -0.5
+        leaves, inside = jax.tree.flatten(layer)
+        keys = jax.random.split(key, len(leaves))
+        draws = [jax.random.uniform(k, x.shape, x.dtype, -bound, bound) for k, x in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(inside, draws)
+
+    return jax.tree.unflatten(structure, [drawn(*both) for both in zip(parts, jax.random.split(key, len(parts)), strict=True)])
+
+
 class MLP(eqx.Module):
     """Dense layers with ReLU on the flattened observation."""
 
