@@ -4,7 +4,7 @@ Trains with their program, from a checkout of github.com/kenjyoung/MinAtar (torc
 
     PYTHONPATH=MinAtar python benchmarks/authors_dqn.py train --checkout MinAtar --game asterix
 
-and draws what was measured, next to the runs of ``sbm suite dqn-minatar``::
+and draws what was measured, next to the runs of ``sbm suite dqn-minatar``, and prints the means that the docs have::
 
     python benchmarks/authors_dqn.py draw
 """
@@ -22,6 +22,8 @@ import numpy as np
 RESULTS = Path("results")
 LINE = 20_000
 """Frames to a point of the curve that is kept."""
+WINDOWS = ((300, 400), (400, 487), (322, 645), (645, 968), (900, 1000))
+"""Thousands of frames over which a curve's mean is printed, where it goes so far."""
 
 
 def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
@@ -43,7 +45,7 @@ def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
     weights = out / f"{game}-{seed}"
     env = Environment(game)
     env.seed(seed)
-    program.dqn(env, False, False, str(weights))
+    program.dqn(counted(env, frames), False, False, str(weights))
     saved = Path(f"{weights}_data_and_weights")
     data = torch.load(saved)
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
@@ -51,7 +53,22 @@ def train(checkout: Path, game: str, seed: int, frames: int, out: Path) -> None:
     saved.unlink()
 
 
-def keep(path: Path, game: str, seed: int | None, returns: list[float], ends: list[int], commit: str, torch_version: str) -> None:
+def counted(env: Any, frames: int) -> Any:
+    """The environment, which says every 20,000 frames how far it is: an hour is long without a word."""
+    act, done = env.act, 0
+
+    def told(action: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done % LINE == 0:
+            print(f"{done:,} of {frames:,} frames", flush=True)
+        return act(action)
+
+    env.act = told
+    return env
+
+
+def keep(path: Path, game: str, seed: int, returns: list[float], ends: list[int], commit: str, torch_version: str) -> None:
     """Write the curve; the last episode is the one that was cut."""
     score, end = np.asarray(returns[:-1]), np.asarray(ends[:-1])
     line = -(-end // LINE) * LINE
@@ -71,6 +88,17 @@ def keep(path: Path, game: str, seed: int | None, returns: list[float], ends: li
     path.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
+def means(curve: np.ndarray[Any, Any]) -> list[str]:
+    """The mean return over each window that the curve goes through, by episodes where it has their numbers."""
+    frames, returns, counts = *curve.T[:2], curve.T[2] if curve.shape[1] > 2 else np.ones(len(curve))
+    said = []
+    for low, high in WINDOWS:
+        inside = (frames > 1000 * low) & (frames <= 1000 * high)
+        if frames[-1] >= 1000 * high - LINE:
+            said.append(f"{low}k to {high}k {np.average(returns[inside], weights=counts[inside]):.1f}")
+    return said
+
+
 def draw() -> None:
     """Their curves and ours in one picture for each game."""
     import matplotlib.pyplot as plt
@@ -88,12 +116,15 @@ def draw() -> None:
             frames, returns = [line["frames"] for line in lines], [line["return"] for line in lines]
             panel.plot(frames, returns, color=COLORS[0], lw=1, label="dqn-minatar")
         for folder, label, colour in (("eight-envs", "8 environments", 5), ("weights", "PyTorch's initial weights", 2)):
-            kept = json.loads((RESULTS / f"dqn-minatar-{folder}" / f"{game}.json").read_text(encoding="utf-8"))
-            curve = np.asarray(kept["training return (frames, mean over the log line)"])
-            panel.plot(*curve.T, color=COLORS[colour], lw=1.6, label=f"dqn-minatar, {label}")
+            for path in (RESULTS / f"dqn-minatar-{folder}").glob(f"{game}.json"):
+                curve = np.asarray(json.loads(path.read_text(encoding="utf-8"))["training return (frames, mean over the log line)"])
+                panel.plot(*curve.T, color=COLORS[colour], lw=1.6, label=f"dqn-minatar, {label}")
+                print(f"{game}, dqn-minatar, {label}:", *means(curve))
         for other in theirs:
             if other["game"] == game:
-                panel.plot(*np.asarray(other["curve"]).T[:2], color=COLORS[1], lw=1.6, label="the authors' program")
+                curve = np.asarray(other["curve"])
+                panel.plot(*curve.T[:2], color=COLORS[1], lw=1.6, label="the authors' program")
+                print(f"{game}, the authors' program:", *means(curve))
         tidy(panel, f"minatar/{game}")
         panel.set(title=f"minatar/{game}", ylabel="training return")
     named = dict(zip(*reversed(panels[0, 0].get_legend_handles_labels()), strict=True))

@@ -46,9 +46,10 @@ def group(preset: str, settings: dict[str, Any]) -> str:
 
 
 def main(config: Figure) -> None:
-    """Draw."""
+    """Draw, and print what ε does."""
+    runs = json.loads(config.runs.read_text())["runs"]
     points: dict[tuple[str, str, int], dict[str, tuple[float, float]]] = {}
-    for run in json.loads(config.runs.read_text())["runs"]:
+    for run in runs:
         for row in run["results"]:
             settings = run["fixed"] | row["setting"]
             name = group(run["preset"], settings)
@@ -65,6 +66,21 @@ def main(config: Figure) -> None:
     panel.grid(alpha=0.25, lw=0.6)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.savefig(config.out, dpi=130)
+    smaller_epsilon(runs)
+
+
+def smaller_epsilon(runs: list[dict[str, Any]]) -> None:
+    """Print what dqn gains in training if ε ends at 0.003 for 0.01, over the settings that were tried with both."""
+    for game in GAMES:
+        returns: dict[str, dict[float, float]] = {}
+        for run in runs:
+            for row in run["results"] if run["preset"] == "dqn" and run["env"] == f"minatar/{game}" else ():
+                settings = run["fixed"] | row["setting"] | {"pass": run["pass"]}
+                epsilon = settings.pop("epsilon_end", None)
+                if "training" in row:
+                    returns.setdefault(json.dumps(settings, sort_keys=True), {})[epsilon] = float(np.mean(row["training"]))
+        ratios = [both[0.003] / both[0.01] for both in returns.values() if {0.003, 0.01} <= set(both)]
+        print(f"{game}: ε 0.003 for 0.01 makes the training return of dqn {np.mean(ratios):.2f} times, {len(ratios)} settings")
 
 
 def score(row: dict[str, Any]) -> tuple[float, float]:
