@@ -32,7 +32,7 @@ from spectral_bellman.agents.representation import (
     representation,
     rewards_and_discounts,
 )
-from spectral_bellman.networks import FeatureNetwork, feature_network, uniform_weights
+from spectral_bellman.networks import FeatureNetwork, feature_network, uniform_weights, xavier_weights
 from spectral_bellman.objective import Covariances
 from spectral_bellman.replay import Replay, Rows, Transition, init_replay, rows, sample
 
@@ -96,6 +96,8 @@ class Agent:
         network = feature_network(config.network, config.hidden, self.observation, self.num_actions, d, keys[0])
         if config.initial_weights == "uniform":
             network = uniform_weights(network, keys[0])
+        elif config.initial_weights == "xavier":
+            network = xavier_weights(network, keys[0])
         elif config.q_first:
             # Q starts at 0: the maximum over random values would be taken for worth, and takes long to forget.
             weight = network.head.weight.reshape(self.num_actions, d, -1).at[:, 0].set(0.0)

@@ -9,13 +9,14 @@ class AgentConfig:
     """Four choices (network, representation, exploration; the operator is one-step) and their numbers."""
 
     # The network φ(s, ·).
-    network: Literal["auto", "mlp", "minatar", "nature", "centred"] = "auto"
-    """Torso; auto chooses by the observation. centred: nature on screens less their mean."""
+    network: Literal["auto", "mlp", "minatar", "nature", "centred", "padded"] = "auto"
+    """Torso; auto chooses by the observation. centred: nature on screens less their mean; padded: nature with "same" padding, as
+    Dopamine has it."""
     hidden: tuple[int, ...] = (128, 128)
     """Units of each hidden layer; mlp only."""
-    initial_weights: Literal["normal", "uniform"] = "normal"
+    initial_weights: Literal["normal", "uniform", "xavier"] = "normal"
     """normal: He's, and where Q has outputs of its own it starts at 0; uniform: within ±1/√(fan in), biases and Q's too, as PyTorch
-    has it."""
+    has it; xavier: uniform within ±√(6/(fan in + fan out)), biases zero, as Dopamine has it."""
     features: int = 128
     """d, dimension of φ(s, a). dqn has |A| plain outputs instead."""
     norm: Literal["unit", "clip", "none", "value"] = "unit"

@@ -8,6 +8,7 @@ from spectral_bellman.networks.features import (
     feature_network,
     torso_for,
     uniform_weights,
+    xavier_weights,
 )
 from spectral_bellman.networks.theta_tilde import ResidualParameters
 
@@ -20,4 +21,5 @@ __all__ = [
     "feature_network",
     "torso_for",
     "uniform_weights",
+    "xavier_weights",
 ]

@@ -49,6 +49,25 @@ def uniform_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
     return jax.tree.unflatten(structure, [drawn(*both) for both in zip(parts, jax.random.split(key, len(parts)), strict=True)])
 
 
+def xavier_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
+    """The network with Xavier's uniform weights, within ±√(6 / (fan in + fan out)), and biases of zero, as Dopamine starts."""
+    parts, structure = jax.tree.flatten(network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear))
+    torso = network.torso
+    # A convolution is a layer on patches here: each of its outputs is seen by the patches of the layer after it.
+    areas = [size * size for _, size, _ in NATURE] if isinstance(torso, NatureCNN) else [9] if isinstance(torso, MinAtarCNN) else []
+
+    def drawn(layer: eqx.nn.Linear, area: int, key: RandomKey) -> eqx.nn.Linear:
+        assert layer.bias is not None
+        fan_out, fan_in = layer.weight.shape
+        bound = math.sqrt(6 / (fan_in + fan_out * area))
+        weight = jax.random.uniform(key, layer.weight.shape, layer.weight.dtype, -bound, bound)
+        return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
+
+    areas += [1] * (len(parts) - len(areas))
+    keys = jax.random.split(key, len(parts))
+    return jax.tree.unflatten(structure, [drawn(*each) for each in zip(parts, areas, keys, strict=True)])
+
+
 class MLP(eqx.Module):
     """Dense layers with ReLU on the flattened observation."""
 
@@ -101,15 +120,19 @@ class NatureCNN(eqx.Module):
     convolutions: tuple[eqx.nn.Linear, ...]
     dense: eqx.nn.Linear
     centred: bool = eqx.field(static=True)
+    padded: bool = eqx.field(static=True)
 
-    def __init__(self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512, *, centred: bool = False) -> None:
-        self.centred = centred
+    def __init__(
+        self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512, *, centred: bool = False, padded: bool = False
+    ) -> None:
+        self.centred, self.padded = centred, padded
         channels, height, width = shape
         keys = jax.random.split(key, 4)
         layers = []
         for (filters, size, stride), k in zip(NATURE, keys[:3], strict=True):
             layers.append(started(eqx.nn.Linear(channels * size * size, filters, key=k), k))
-            channels, height, width = filters, (height - size) // stride + 1, (width - size) // stride + 1
+            channels = filters
+            height, width = (-(-n // stride) if padded else (n - size) // stride + 1 for n in (height, width))
         self.convolutions = tuple(layers)
         self.dense = started(eqx.nn.Linear(channels * height * width, hidden, key=keys[3]), keys[3])
 
@@ -117,7 +140,7 @@ class NatureCNN(eqx.Module):
         """The last hidden layer; the observation is (frames, height, width) of bytes."""
         x = jnp.moveaxis(observation, 0, -1)
         for i, (layer, (_, size, stride)) in enumerate(zip(self.convolutions, NATURE, strict=True)):
-            x = convolve(layer, x, size, stride)
+            x = convolve(layer, pad_same(x, size, stride) if self.padded else x, size, stride)
             if self.centred and i == 0:
                 # The filters on a picture less its mean: on the picture, less the mean times their sums.
                 x -= jnp.mean(observation.astype(jnp.float32)) / 255 * jnp.sum(layer.weight, axis=1)[None, None]
@@ -127,6 +150,12 @@ class NatureCNN(eqx.Module):
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Filters, their size and their stride."""
+
+
+def pad_same(x: Shaped[Array, "height width channels"], size: int, stride: int) -> Shaped[Array, "h w channels"]:
+    """The picture with zeros around it, so that a convolution has an output for every ``stride`` pixels ("same" padding)."""
+    missing = [(-(-n // stride) - 1) * stride + size - n for n in x.shape[:2]]
+    return jnp.pad(x, [*((max(m, 0) // 2, max(m, 0) - max(m, 0) // 2) for m in missing), (0, 0)])
 
 
 def convolve(
@@ -170,7 +199,8 @@ def feature_network(
         raise ValueError(f"network {kind!r} reads images, but observations have shape {observation.shape}; use --network mlp")
     if kind == "minatar":
         return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
-    if kind in ("nature", "centred"):
-        return FeatureNetwork(NatureCNN(observation.shape, torso_key, centred=kind == "centred"), 512, actions, d, head_key)
+    if kind in ("nature", "centred", "padded"):
+        torso = NatureCNN(observation.shape, torso_key, centred=kind == "centred", padded=kind == "padded")
+        return FeatureNetwork(torso, 512, actions, d, head_key)
     width = hidden[-1] if hidden else math.prod(observation.shape)
     return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)
