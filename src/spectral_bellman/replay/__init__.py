@@ -1,5 +1,42 @@
-"""Replay memories on the device."""
+"""Replay on the device: where steps are stored, what is read from them, and how it is drawn."""
 
-from spectral_bellman.replay.transitions import Replay, Rows, Transition, add, count, init_replay, push_frame, rows, sample
+from spectral_bellman.replay.ring import Ring, Rollout, Stored, add, count, init_ring, push_frame
+from spectral_bellman.replay.sampling import (
+    Index,
+    Priorities,
+    Rows,
+    Sample,
+    admit,
+    init_priorities,
+    prioritised,
+    rows,
+    sample,
+    update_priorities,
+)
+from spectral_bellman.replay.windows import NStep, OneStep, Sequence, Sequences, Transition, Window
 
-__all__ = ["Replay", "Rows", "Transition", "add", "count", "init_replay", "push_frame", "rows", "sample"]
+__all__ = [
+    "Index",
+    "NStep",
+    "OneStep",
+    "Priorities",
+    "Ring",
+    "Rollout",
+    "Rows",
+    "Sample",
+    "Sequence",
+    "Sequences",
+    "Stored",
+    "Transition",
+    "Window",
+    "add",
+    "admit",
+    "count",
+    "init_priorities",
+    "init_ring",
+    "prioritised",
+    "push_frame",
+    "rows",
+    "sample",
+    "update_priorities",
+]
