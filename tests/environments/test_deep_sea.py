@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bsuite.environments.deep_sea import DeepSea as Oracle
 
-from spectral_bellman.environments.base import Environment
+from spectral_bellman.environments.api import Environment
 from spectral_bellman.environments.deep_sea import DeepSea, DeepSeaState
 
 N = 20_000
@@ -15,7 +15,10 @@ SIZES = (2, 9)
 
 
 class Draws:
-    """Wind and noise given in advance, asked for as bsuite asks NumPy: it stays in the column if ``rand() <= 1 / size``."""
+    """Wind and noise given in advance, where bsuite asks NumPy.
+
+    The diver stays in the column if ``rand() <= 1 / size``.
+    """
 
     held, noise = False, 0.0
 
@@ -33,35 +36,57 @@ def state(row: int, column: int) -> DeepSeaState:
 @jax.jit
 def windy(row: jax.Array, column: jax.Array, action: jax.Array) -> Any:
     """20,000 times the same step in a stochastic sea of size 5 where 1 is right."""
-    environment, keys = DeepSea(5, stochastic=True, mapping_seed=None), jax.random.split(jax.random.key(0), N)
-    return jax.vmap(lambda key: environment.step(DeepSeaState(row, column, jnp.bool_(False)), action, key))(keys)
+    environment, keys = (
+        DeepSea(5, stochastic=True, mapping_seed=None),
+        jax.random.split(jax.random.key(0), N),
+    )
+    return jax.vmap(
+        lambda key: environment.step(DeepSeaState(row, column, jnp.bool_(False)), action, key)
+    )(keys)
 
 
 def play(environment: DeepSea, actions: Any, key: jax.Array) -> Any:
     """An episode: the last state and the stacked steps."""
     keys = jax.random.split(key, len(actions))
-    return jax.lax.scan(lambda s, x: environment.step(s, *x), environment.reset(key)[0], (actions, keys))
+    return jax.lax.scan(
+        lambda s, x: environment.step(s, *x), environment.reset(key)[0], (actions, keys)
+    )
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_step_is_bsuites(size: int, stochastic: bool) -> None:
-    environment, oracle = DeepSea(size, stochastic, mapping_seed=7), Oracle(size, not stochastic, seed=0, mapping_seed=7)
+    environment, oracle = (
+        DeepSea(size, stochastic, mapping_seed=7),
+        Oracle(size, not stochastic, seed=0, mapping_seed=7),
+    )
     oracle._rng = draws = Draws()
 
     def episode(seek: jax.Array, key: jax.Array) -> Any:
         def body(now: DeepSeaState, key: jax.Array) -> Any:
             # Towards the treasure in some episodes: by chance it is not found.
-            action = jnp.where(seek, jnp.asarray(environment.mapping)[now.row, now.column], jax.random.randint(key, (), 0, 2))
+            action = jnp.where(
+                seek,
+                jnp.asarray(environment.mapping)[now.row, now.column],
+                jax.random.randint(key, (), 0, 2),
+            )
             after, step = environment.step(now, action, key)
             wind, noise = jax.random.split(key)
-            return after, (action, step, after.bad, jax.random.bernoulli(wind, 1 / size), jax.random.normal(noise))
+            return after, (
+                action,
+                step,
+                after.bad,
+                jax.random.bernoulli(wind, 1 / size),
+                jax.random.normal(noise),
+            )
 
         now, first = environment.reset(key)
         return first, jax.lax.scan(body, now, jax.random.split(key, size))[1]
 
     keys = jax.random.split(jax.random.key(size), 24)
-    first, (actions, steps, bad, held, noise) = jax.tree.map(np.asarray, jax.jit(jax.vmap(episode))(jnp.arange(24) % 3 == 0, keys))
+    first, (actions, steps, bad, held, noise) = jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(episode))(jnp.arange(24) % 3 == 0, keys)
+    )
     for i in range(24):
         np.testing.assert_array_equal(first[i], oracle.reset().observation)
         for t in range(size):
@@ -77,7 +102,9 @@ def test_every_step_is_bsuites(size: int, stochastic: bool) -> None:
 
 @pytest.mark.parametrize("seed", [0, 42, 123])
 def test_the_mapping_of_a_seed_is_bsuites(seed: int) -> None:
-    np.testing.assert_array_equal(DeepSea(20, mapping_seed=seed).mapping, Oracle(20, mapping_seed=seed)._action_mapping)
+    np.testing.assert_array_equal(
+        DeepSea(20, mapping_seed=seed).mapping, Oracle(20, mapping_seed=seed)._action_mapping
+    )
 
 
 def test_without_a_seed_one_is_right_everywhere() -> None:
@@ -109,7 +136,9 @@ def test_the_wind_holds_one_step_to_the_right_in_size() -> None:
     assert ((np.asarray(right.column) == 3) | held).all()
     assert held.mean() == pytest.approx(1 / 5, abs=4 * np.sqrt(0.2 * 0.8 / N))
     assert not right.bad.any(), "the wind is not the agent's fault"
-    np.testing.assert_allclose(step.reward, -0.01 / 5, rtol=1e-6, err_msg="who is held pays all the same, without noise")
+    np.testing.assert_allclose(
+        step.reward, -0.01 / 5, rtol=1e-6, err_msg="who is held pays all the same, without noise"
+    )
     left, _ = windy(jnp.int32(2), jnp.int32(2), jnp.int32(0))
     np.testing.assert_array_equal(left.column, 1, err_msg="going left never fails")
     assert left.bad.all()
@@ -117,9 +146,18 @@ def test_the_wind_holds_one_step_to_the_right_in_size() -> None:
 
 @pytest.mark.parametrize(
     ("row", "column", "action", "mean", "noise"),
-    [(4, 0, 0, 0, 1), (4, 0, 1, -0.002, 1), (4, 4, 0, 0, 1), (4, 4, 1, 0.998, 1), (4, 2, 1, -0.002, 0), (3, 0, 0, 0, 0)],
+    [
+        (4, 0, 0, 0, 1),
+        (4, 0, 1, -0.002, 1),
+        (4, 4, 0, 0, 1),
+        (4, 4, 1, 0.998, 1),
+        (4, 2, 1, -0.002, 0),
+        (3, 0, 0, 0, 0),
+    ],
 )
-def test_noise_is_added_in_the_corners_of_the_last_row_alone(row: int, column: int, action: int, mean: float, noise: float) -> None:
+def test_noise_is_added_in_the_corners_of_the_last_row_alone(
+    row: int, column: int, action: int, mean: float, noise: float
+) -> None:
     reward = np.asarray(windy(jnp.int32(row), jnp.int32(column), jnp.int32(action))[1].reward)
     assert reward.mean() == pytest.approx(mean, abs=1e-6 + noise * 4 / np.sqrt(N))
     assert reward.std() == pytest.approx(noise, abs=1e-6 + noise * 4 / np.sqrt(2 * N))
@@ -130,8 +168,12 @@ def test_the_optimal_return_is_bsuites_and_what_going_right_earns(stochastic: bo
     environment = DeepSea(6, stochastic, mapping_seed=None)
     assert environment.optimal_return == pytest.approx(Oracle(6, not stochastic)._optimal_return)
     keys = jax.random.split(jax.random.key(2), N)
-    earned = jax.jit(jax.vmap(lambda k: play(environment, jnp.ones(6, jnp.int32), k)[1].reward.sum()))(keys)
-    assert float(earned.mean()) == pytest.approx(environment.optimal_return, abs=1e-6 + stochastic * 4 * 1.2 / np.sqrt(N))
+    earned = jax.jit(
+        jax.vmap(lambda k: play(environment, jnp.ones(6, jnp.int32), k)[1].reward.sum())
+    )(keys)
+    assert float(earned.mean()) == pytest.approx(
+        environment.optimal_return, abs=1e-6 + stochastic * 4 * 1.2 / np.sqrt(N)
+    )
 
 
 def test_what_counts_as_solved() -> None:
@@ -152,7 +194,9 @@ def test_jit_changes_nothing(stochastic: bool) -> None:
     for row, step_key in enumerate(jax.random.split(key, 4)):
         plain, step = environment.step(plain, actions[row], step_key)
         # XLA may fuse a multiplication with an addition, which rounds once less.
-        jax.tree.map(lambda x, xs, i=row: np.testing.assert_allclose(xs[i], x, rtol=1e-6), step, steps)
+        jax.tree.map(
+            lambda x, xs, i=row: np.testing.assert_allclose(xs[i], x, rtol=1e-6), step, steps
+        )
     jax.tree.map(np.testing.assert_array_equal, plain, end)
 
 
@@ -179,7 +223,9 @@ def test_the_picture_shows_the_diver_and_the_treasure(size: int) -> None:
     assert white[cell : 2 * cell, :cell].all()
     assert white.sum() == cell**2
     assert picture[-1, -1].tolist() == [240, 196, 40]
-    assert not (np.asarray(environment.render(state(size, 0))) == 255).all(axis=-1).any(), "gone at the end"
+    assert not (np.asarray(environment.render(state(size, 0))) == 255).all(axis=-1).any(), (
+        "gone at the end"
+    )
 
 
 @pytest.mark.parametrize("size", [1, 0, -3])

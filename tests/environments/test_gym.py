@@ -1,18 +1,23 @@
-"""Gymnasium environments on the host: seeds, ends of episodes, and coming back from a checkpoint."""
+"""Gymnasium environments on the host: seeds, ends of episodes, checkpoints, replays."""
+
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 
 from spectral_bellman import environments
-from spectral_bellman.environments.deep_sea import DeepSea
+from spectral_bellman.environments.api import VectorEnvironment
 from spectral_bellman.environments.gym import GymEnvironments, maker
 
 LIMIT = 4
 
 
 class Walk(gymnasium.Env):
-    """A random walk pushed by −1, 0 or 1; it ends beyond 3 and is cut after four steps; it remembers what it showed and heard."""
+    """A random walk pushed by −1, 0 or 1; it ends beyond 3 and is cut after four steps.
+
+    It remembers the observations it gave and the actions it got.
+    """
 
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -50,47 +55,77 @@ def walks(**settings):
 
 def play(environments: GymEnvironments, steps: int, seed: int = 0) -> list[np.ndarray]:
     actions = np.random.default_rng(seed).integers(0, 3, (steps, len(environments)))
-    return [np.concatenate([x.reshape(len(environments), -1).astype(np.float64) for x in environments.step(a)], 1) for a in actions]
+    return [
+        np.concatenate(
+            [x.reshape(len(environments), -1).astype(np.float64) for x in environments.step(a)], 1
+        )
+        for a in actions
+    ]
 
 
 def test_spaces_are_read():
-    walk, _ = walks(copies=2)
-    assert (walk.observation.shape, walk.observation.dtype, walk.num_actions, len(walk)) == ((2,), np.float32, 3, 2)
+    walk, _ = walks(indices=(0, 1))
+    assert (walk.observation.shape, walk.observation.dtype, walk.num_actions, len(walk)) == (
+        (2,),
+        np.float32,
+        3,
+        2,
+    )
 
 
 def test_the_same_seeds_give_the_same_episodes():
-    first, second = walks(seeds=[3, 4], copies=2)[0], walks(seeds=[3, 4], copies=2)[0]
+    first, second = (walks(seed=3, indices=(0, 1))[0] for _ in range(2))
     np.testing.assert_array_equal(first.reset(), second.reset())
     np.testing.assert_array_equal(play(first, 11), play(second, 11))
 
 
 def test_every_seed_copy_stream_and_episode_begins_differently():
-    starts = [walks(seeds=[3, 4], copies=2, stream=stream)[0].reset() for stream in (0, 1)]
-    walk, objects = walks(seeds=[3])
+    starts = [
+        walks(seed=seed, indices=(0, 1), stream=stream)[0].reset()
+        for seed in (3, 4)
+        for stream in (0, 1)
+    ]
+    walk, objects = walks(seed=3)
     walk.reset()
     play(walk, 2 * LIMIT)
     episodes = np.stack(objects[0].shown).astype(np.float32)
-    episodes = episodes[[0, LIMIT + 1, 2 * LIMIT + 2]] if len(episodes) == 2 * LIMIT + 3 else episodes[[0, -1]]
-    np.testing.assert_array_equal(episodes[0], starts[0][0])  # a seed begins alike however many others there are
+    episodes = (
+        episodes[[0, LIMIT + 1, 2 * LIMIT + 2]]
+        if len(episodes) == 2 * LIMIT + 3
+        else episodes[[0, -1]]
+    )
+    np.testing.assert_array_equal(episodes[0], starts[0][0])  # whatever else is opened
     everything = np.concatenate([*starts, episodes[1:]])
     assert len(np.unique(everything, axis=0)) == len(everything)
 
 
+def test_groups_play_as_one_pool_would():
+    pool, parts = walks(indices=range(4))[0], [walks(indices=i)[0] for i in ([0, 1], [2, 3])]
+    np.testing.assert_array_equal(pool.reset(), np.concatenate([part.reset() for part in parts]))
+    actions = np.random.default_rng(0).integers(0, 3, (2 * LIMIT + 1, 4))
+    for action in actions:
+        step = pool.step(action)
+        others = [part.step(action[i : i + 2]) for part, i in zip(parts, (0, 2), strict=True)]
+        for one, *two in zip(step, *others, strict=True):
+            np.testing.assert_array_equal(one, np.concatenate(two))
+    assert pool.save() == parts[0].save() + parts[1].save()
+
+
 def test_the_last_observation_of_a_truncated_episode_is_the_true_one():
-    walk, objects = walks(copies=2)
+    walk, objects = walks(indices=(0, 1))
     walk.reset()
     still = np.ones(2, int)  # which is action 0 of a space that starts at −1
     for _ in range(LIMIT - 1):
         step = walk.step(still)
         assert not step.truncated.any()
-        np.testing.assert_array_equal(step.following, step.observation)
+        np.testing.assert_array_equal(step.next_observation, step.observation)
     step = walk.step(still)
     assert step.truncated.all()
     for i, walker in enumerate(objects):
         np.testing.assert_array_equal(step.observation[i], walker.shown[-2].astype(np.float32))
-        np.testing.assert_array_equal(step.following[i], walker.shown[-1].astype(np.float32))
+        np.testing.assert_array_equal(step.next_observation[i], walker.shown[-1].astype(np.float32))
         np.testing.assert_array_equal(step.reward[i], np.float32(walker.shown[-2][0]))
-    assert not np.any(step.observation == step.following)
+    assert not np.any(step.observation == step.next_observation)
 
 
 def test_termination_is_told_from_truncation():
@@ -100,18 +135,18 @@ def test_termination_is_told_from_truncation():
     step = walk.step(np.array([2]))
     assert (step.terminated.tolist(), step.truncated.tolist()) == ([True], [False])
     np.testing.assert_array_equal(step.observation[0], objects[0].shown[-2].astype(np.float32))
-    np.testing.assert_array_equal(step.following[0], objects[0].shown[-1].astype(np.float32))
+    np.testing.assert_array_equal(step.next_observation[0], objects[0].shown[-1].astype(np.float32))
 
 
 def test_actions_start_where_the_space_does():
-    walk, objects = walks(copies=3)
+    walk, objects = walks(indices=range(3))
     walk.reset()
     walk.step(np.array([0, 1, 2]))
     assert [walker.told for walker in objects] == [[-1], [0], [1]]
 
 
 def test_those_that_do_not_run_are_left_alone():
-    walk, objects = walks(copies=2)
+    walk, objects = walks(indices=(0, 1))
     walk.reset()
     step = walk.step(np.array([2, 2]), np.array([True, False]))
     assert [len(walker.told) for walker in objects] == [1, 0]
@@ -120,22 +155,25 @@ def test_those_that_do_not_run_are_left_alone():
 
 
 def test_a_running_episode_comes_back_to_the_bit():
-    walk, _ = walks(seeds=[1, 2], copies=2)
+    walk, _ = walks(seed=1, indices=range(4))
     walk.reset()
     last = play(walk, LIMIT + 2, seed=5)[-1]
     saved = walk.save()
     assert all(entry["episode"] >= 1 and entry["actions"] for entry in saved)
     after = play(walk, 9, seed=6)
     assert all(len(entry["actions"]) <= LIMIT for entry in saved)  # what was saved does not go on
-    again, objects = walks(seeds=[1, 2], copies=2)
+    again, objects = walks(seed=1, indices=range(4))
     np.testing.assert_array_equal(again.restore(saved), last[:, -3:-1])
     assert again.save() == saved
-    assert all(len(walker.told) == len(entry["actions"]) for walker, entry in zip(objects, saved, strict=True))
+    assert all(
+        len(walker.told) == len(entry["actions"])
+        for walker, entry in zip(objects, saved, strict=True)
+    )
     np.testing.assert_array_equal(play(again, 9, seed=6), after)
 
 
 def test_close_closes_all():
-    walk, objects = walks(copies=2)
+    walk, objects = walks(indices=(0, 1))
     walk.close()
     assert all(walker.closed for walker in objects)
 
@@ -146,7 +184,11 @@ def test_close_closes_all():
         ("action_space", gymnasium.spaces.Box(-1, 1, (2,)), "needs a Discrete space"),
         ("action_space", gymnasium.spaces.MultiDiscrete([2, 2]), "needs a Discrete space"),
         ("observation_space", gymnasium.spaces.Discrete(5), "FlattenObservation"),
-        ("observation_space", gymnasium.spaces.Dict({"x": gymnasium.spaces.Discrete(5)}), "FlattenObservation"),
+        (
+            "observation_space",
+            gymnasium.spaces.Dict({"x": gymnasium.spaces.Discrete(5)}),
+            "FlattenObservation",
+        ),
     ],
 )
 def test_spaces_that_are_refused_name_the_cure(space, value, words):
@@ -178,38 +220,55 @@ def test_makers_make_copies_that_share_nothing():
     assert maker(Walk) is Walk
 
 
-def test_make_takes_names_objects_and_makers():
-    assert environments.make("gym/CartPole-v1").family == "gym"
-    assert environments.make("deep_sea/3").device.size == 3
-    assert not environments.make("deep_sea/3").device.stochastic
-    assert environments.make("deep_sea_stochastic/3").device.stochastic
-    made = environments.make(DeepSea(4))
-    assert (made.name, made.family, made.device.size, made.host) == ("DeepSea", "jax", 4, None)
+def test_make_takes_an_environment_or_a_maker():
     for given in (Walk(), Walk):
-        made = environments.make(given)
-        assert (made.name, made.family, made.device) == ("Walk", "gym", None)
-        assert isinstance(made.host(), Walk)
+        spec = environments.make(given)
+        assert (spec.name, spec.family, spec.device) == ("Walk", "gym", None)
+        assert not spec.can_render
+        with pytest.raises(ValueError, match=r"^Walk cannot be shown: only .* by name"):
+            spec.check_can_render()
+        opened, (same, _) = spec.open(5, [2, 3], 1), walks(seed=5, indices=(2, 3), stream=1)
+        assert isinstance(opened, VectorEnvironment)
+        np.testing.assert_array_equal(opened.reset(7), same.reset(7))
+        np.testing.assert_array_equal(play(opened, 6), play(same, 6))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("minatar/breakot", "did you mean minatar/breakout"),
-        ("minatr/breakout", "did you mean minatar/breakout"),
-        ("gym/CartPol-v1", "did you mean .*CartPole-v1"),
-        ("CartPole-v1", "did you mean gym/CartPole-v1"),
-        ("deep_see/N", "did you mean deep_sea/N"),
-        ("deep_sea", "needs a size, e.g. deep_sea/10"),
-        ("deep_sea/ten", "needs a size, e.g. deep_sea/10"),
-        ("???", "sbm envs lists them"),
-    ],
-)
-def test_a_misspelt_name_is_answered_with_the_nearest(name, words):
-    with pytest.raises(ValueError, match=words):
-        environments.make(name)
+def test_an_environment_known_by_name_is_opened_and_replayed(monkeypatch):
+    """The pictures are those of the very episode that was played: its observations are in them."""
 
+    class Shown(Walk):
+        metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 1}
 
-@pytest.mark.parametrize("nonsense", [3, None, [1, 2]])
-def test_nonsense_is_a_type_error_that_says_what_an_environment_is(nonsense):
-    with pytest.raises(TypeError, match=f"an environment is a name .*gymnasium.Env.*got {type(nonsense).__name__}"):
-        environments.make(nonsense)
+        def __init__(self, render_mode=None):
+            super().__init__()
+            self.render_mode = render_mode
+
+        def render(self):
+            assert self.render_mode == "rgb_array"
+            return np.broadcast_to(np.uint8(10 * np.abs(self.x[0])), (4, 6, 3))
+
+    known = gymnasium.envs.registration.EnvSpec("Shown-v0", entry_point=Shown)
+    monkeypatch.setitem(gymnasium.registry, "Shown-v0", known)
+    spec = environments.make("gym/Shown-v0")
+    assert (spec.name, spec.family, spec.device, spec.can_render) == (
+        "gym/Shown-v0",
+        "gym",
+        None,
+        True,
+    )
+    opened = spec.open(3, [4, 6], 1)
+    shown, actions, steps = [opened.reset(11)[1]], [2, 0, 1, 2], []
+    for action in actions:
+        steps.append(opened.step(np.array([1, action])))
+        shown.append(steps[-1].observation[1])
+        if steps[-1].first[1]:
+            break
+    replayed = list(spec.replay(3, 6, 1, 11, actions[: len(steps)]))
+    assert len(replayed) == len(shown) >= 3
+    for (picture, _), observation in zip(replayed, shown, strict=True):
+        assert (picture.shape, picture.dtype) == ((4, 6, 3), np.uint8)
+        assert abs(int(picture[0, 0, 0]) - 10 * abs(observation[0])) <= 1
+    rewards = [0.0, *(step.reward[1] for step in steps)]
+    np.testing.assert_allclose([step.reward for step in replayed], rewards, rtol=1e-6)
+    with pytest.raises(ValueError, match="runs on the host"):
+        spec.render(None)

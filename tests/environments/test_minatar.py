@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.environments.base import Environment, Step
+from spectral_bellman.environments.api import Environment, Step
 from spectral_bellman.environments.minatar import GAMES, MinAtar
 
 CHANNELS = {"asterix": 4, "breakout": 4, "freeway": 7, "seaquest": 10, "space_invaders": 6}
@@ -16,10 +16,12 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 @pytest.mark.parametrize("game", GAMES)
 def test_the_same_keys_give_the_games_of_pgx(game: str) -> None:
-    """Games side by side, against one after the other through pgx's own ``init`` and ``step``, up to their end."""
+    """Games side by side, against pgx's own ``init`` and ``step`` one after the other."""
     environment = MinAtar(game)
     module = sys.modules[f"pgx.minatar.{game}"]
-    oracle = getattr(module, "MinAtar" + game.title().replace("_", ""))(use_minimal_action_set=False, sticky_action_prob=0.1)
+    oracle = getattr(module, "MinAtar" + game.title().replace("_", ""))(
+        use_minimal_action_set=False, sticky_action_prob=0.1
+    )
     assert isinstance(environment, Environment)
     assert environment.num_actions == 6
     assert environment.observation == jax.ShapeDtypeStruct((10, 10, CHANNELS[game]), jnp.bool_)
@@ -47,7 +49,9 @@ def test_the_same_keys_give_the_games_of_pgx(game: str) -> None:
     first, steps = jax.jit(jax.vmap(ours), compiler_options=QUICK)(keys)
     # pgx does not keep to the strictness that the tests ask of our code.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        expected_first, (over, expected) = jax.jit(lambda: jax.lax.map(theirs, keys), compiler_options=QUICK)()
+        expected_first, (over, expected) = jax.jit(
+            lambda: jax.lax.map(theirs, keys), compiler_options=QUICK
+        )()
     np.testing.assert_array_equal(first, expected_first)
     playing = ~np.asarray(over)
     steps, expected = jax.tree.map(lambda x: np.asarray(x)[playing], (steps, expected))
@@ -55,18 +59,25 @@ def test_the_same_keys_give_the_games_of_pgx(game: str) -> None:
     assert steps.terminated.any(), "games in which nothing happens say little"
     assert steps.reward.any()
     if game == "freeway":
-        np.testing.assert_array_equal(playing.sum(axis=1), 2501, err_msg="its own clock ends it, which is no truncation")
+        np.testing.assert_array_equal(
+            playing.sum(axis=1), 2501, err_msg="its own clock ends it, which is no truncation"
+        )
 
 
 def test_an_episode_is_cut_at_max_steps_unless_the_game_ends_there() -> None:
-    """The ball of breakout falls past a paddle that stays where it is; the clock is put forward so that time is up about then."""
+    """The ball of breakout falls past a paddle that stays where it is.
+
+    The clock is put forward, so that time is up about then.
+    """
     environment, key = MinAtar("breakout", max_steps=20), jax.random.key(3)
 
     @jax.jit
     @jax.vmap
     def play(left: jax.Array) -> Step:
         state = environment.reset(key)[0]._replace(time=20 - left)
-        return jax.lax.scan(lambda s, k: environment.step(s, jnp.int32(0), k), state, jax.random.split(key, 20))[1]
+        return jax.lax.scan(
+            lambda s, k: environment.step(s, jnp.int32(0), k), state, jax.random.split(key, 20)
+        )[1]
 
     steps = jax.tree.map(np.asarray, play(jnp.arange(21, dtype=jnp.int32)))
     end = int(steps.terminated[20].argmax()) + 1
@@ -75,15 +86,29 @@ def test_an_episode_is_cut_at_max_steps_unless_the_game_ends_there() -> None:
     assert not steps.truncated[20, :end].any()
     for left, cut in ((end - 1, True), (end, False)):
         np.testing.assert_array_equal(steps.truncated[left, :left], [False] * (left - 1) + [cut])
-        np.testing.assert_array_equal(steps.terminated[left, :left], [False] * (left - 1) + [not cut])
-        np.testing.assert_array_equal(steps.observation[left, :left], steps.observation[20, :left], err_msg="the true last one")
+        np.testing.assert_array_equal(
+            steps.terminated[left, :left], [False] * (left - 1) + [not cut]
+        )
+        np.testing.assert_array_equal(
+            steps.observation[left, :left],
+            steps.observation[20, :left],
+            err_msg="the true last one",
+        )
 
 
 def test_one_action_in_ten_is_the_last_one_again() -> None:
-    """From the start, where the last action was 0: a paddle told to go left stays with probability 0.1."""
+    """At the start the last action was 0: a paddle told to go left stays with probability 0.1."""
     environment, n = MinAtar("breakout"), 20_000
-    moved = jax.jit(jax.vmap(lambda k: environment.step(environment.reset(k)[0], jnp.int32(1), k)[1].observation[9, 3, 0]))
-    assert float(moved(jax.random.split(jax.random.key(0), n)).mean()) == pytest.approx(0.9, abs=4 * np.sqrt(0.09 / n))
+    moved = jax.jit(
+        jax.vmap(
+            lambda k: environment.step(environment.reset(k)[0], jnp.int32(1), k)[1].observation[
+                9, 3, 0
+            ]
+        )
+    )
+    assert float(moved(jax.random.split(jax.random.key(0), n)).mean()) == pytest.approx(
+        0.9, abs=4 * np.sqrt(0.09 / n)
+    )
 
 
 @pytest.mark.parametrize("game", ["breakout", "freeway"])
@@ -114,8 +139,13 @@ def test_the_picture_has_the_player_in_white_and_black_where_nothing_is(game: st
     np.testing.assert_array_equal((cells == 255).all(axis=-1), screen[..., 0])
     np.testing.assert_array_equal((cells == 0).all(axis=-1), ~np.asarray(screen).any(axis=-1))
     lowest = np.where(np.asarray(screen).any(axis=-1), np.asarray(screen).argmax(axis=-1), -1)
-    colours = {(int(kind), *colour.tolist()) for kind, colour in zip(lowest.ravel(), cells.reshape(-1, 3), strict=True)}
-    assert len(colours) == len({c[0] for c in colours}) == len({c[1:] for c in colours}), "one colour to a channel"
+    colours = {
+        (int(kind), *colour.tolist())
+        for kind, colour in zip(lowest.ravel(), cells.reshape(-1, 3), strict=True)
+    }
+    assert len(colours) == len({c[0] for c in colours}) == len({c[1:] for c in colours}), (
+        "one colour to a channel"
+    )
 
 
 def test_an_environment_is_known_by_its_settings() -> None:
@@ -134,7 +164,10 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no game 'pong'; choose one of asterix, breakout, freeway, seaquest, space_invaders"):
+    with pytest.raises(
+        ValueError,
+        match=r"no game 'pong'; choose one of asterix, breakout, freeway, seaquest, space_invaders",
+    ):
         MinAtar("pong")
     with pytest.raises(ValueError, match=r"max_steps is 0; .* at least 1"):
         MinAtar("breakout", max_steps=0)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.environments.base import Environment
+from spectral_bellman.environments.api import Environment
 from spectral_bellman.environments.probes import Probe, answers, probes
 
 # Q* at a discount of 0.5 in the states that are met, in order, worked out by hand.
@@ -52,7 +52,10 @@ def test_answers_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_playing_earns_the_answer(name: str) -> None:
-    """Σ γ^t r_t of an episode, from each state it can start in; before its last step the actions of a probe do not matter."""
+    """Σ γ^t r_t of an episode, from each state it can start in.
+
+    In a probe only the last action matters.
+    """
     environment, q, met = probe(name)
     assert isinstance(environment, Environment)
     assert environment.num_actions == 2
@@ -85,7 +88,9 @@ def test_a_step_keeps_its_dtypes_in_either_mode(dtype: str) -> None:
 
 
 def test_a_start_state_is_drawn_with_its_probability() -> None:
-    states, _ = jax.jit(jax.vmap(probe("observation")[0].reset))(jax.random.split(jax.random.key(0), 20_000))
+    states, _ = jax.jit(jax.vmap(probe("observation")[0].reset))(
+        jax.random.split(jax.random.key(0), 20_000)
+    )
     counts = np.bincount(np.asarray(states), minlength=4) / 20_000
     np.testing.assert_allclose(counts[:2], 0.5, atol=4 * 0.5 / np.sqrt(20_000))
     assert counts[2:].sum() == 0
@@ -100,7 +105,7 @@ def test_states_that_are_met_look_different(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_bootstrapping_past_the_end_would_show(name: str) -> None:
-    """The state after the last step has a value in every probe, so an agent that adds it learns something else."""
+    """The state after the last step has a value in every probe: adding it would be an error."""
     environment, q, met = probe(name)
     ends = np.asarray(environment.terminal) & met
     assert (q.max(axis=1)[np.asarray(environment.transition)][ends] != 0).all()
@@ -120,7 +125,10 @@ def test_one_step_of_all_probes_in_one_program() -> None:
 
 
 def test_answers_know_what_no_policy_meets_and_the_best_way() -> None:
-    """Two ways to the end: at once for 0.2, or by state 2 for 0.5 a step later; 3 is met by none, 1 after the end only."""
+    """Two ways to the end: at once for 0.2, or by state 2 for 0.5 a step later.
+
+    No policy meets state 3, and state 1 follows the end only.
+    """
     forked = Probe(
         jnp.array([[0, 2], [0, 0], [1, 1], [1, 1]], jnp.int32),
         jnp.array([[0.2, 0.0], [9.0, 9.0], [0.5, 0.1], [0.0, 0.0]], jnp.float32),

@@ -1,6 +1,6 @@
-"""Probes: tiny problems that isolate one thing an agent must get right each, with answers known exactly.
+"""Probes: tiny problems with exact answers, each for one thing that an agent must get right.
 
-All have the same shapes, so that ``jax.vmap`` over the stacked ``Probe`` runs them in one compiled program.
+All have the same shapes: ``jax.vmap`` over the stacked ``Probe`` runs them in one compiled program.
 """
 
 import equinox as eqx
@@ -9,13 +9,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spectral_bellman._arrays import RandomKey, Scalar
-from spectral_bellman.environments.base import Step
+from spectral_bellman.environments.api import Step
 
 STATES, ACTIONS = 4, 2
 
 
 class Probe(eqx.Module):
-    """A finite MDP as arrays: deterministic, but for the state an episode starts in. ``*n`` are the axes of a stack."""
+    """A finite MDP as arrays, deterministic except for the state that an episode starts in.
+
+    ``*n`` are the axes of a stack of probes.
+    """
 
     transition: Int[Array, "*n S A"]
     """The next state."""
@@ -25,7 +28,7 @@ class Probe(eqx.Module):
     start: Float[Array, "*n S"]
     """The probability that an episode starts here."""
     observe: Float[Array, "*n S k"]
-    """What is seen of a state."""
+    """The observation of each state."""
 
     @property
     def num_actions(self) -> int:
@@ -42,30 +45,33 @@ class Probe(eqx.Module):
         state = jax.random.categorical(key, jnp.log(self.start)).astype(self.transition.dtype)
         return state, self.observe[state]
 
-    def step(self, state: Int[Array, ""], action: Int[Array, ""], key: RandomKey) -> tuple[Int[Array, ""], Step]:
+    def step(
+        self, state: Int[Array, ""], action: Int[Array, ""], key: RandomKey
+    ) -> tuple[Int[Array, ""], Step]:
         """Look it up."""
         after = self.transition[state, action]
-        return after, Step(self.observe[after], self.reward[state, action], self.terminal[state, action], jnp.zeros((), bool))
+        reward, terminated = self.reward[state, action], self.terminal[state, action]
+        return after, Step(self.observe[after], reward, terminated, jnp.zeros((), bool))
 
 
 def probes() -> tuple[list[str], Probe]:
-    """The names of the probes, and the probes stacked along the first axis, in the order from simple to hard.
+    """The names of the probes, and the probes stacked along the first axis, simple ones first.
 
-    A failure means that what its probe adds to those before it is wrong.
+    Each probe adds one thing to the probes before it. If it is the first that fails, that is wrong.
     """
     one_of_two = [0.5, 0.5, 0.0, 0.0]
     named = {
         # The value of anything at all: the loss, the optimiser.
         "reward": _probe([[1, 1]]),
-        # The gradient reaches what the observation goes through.
+        # The gradient reaches the layers that read the observation.
         "observation": _probe([[-1, -1], [1, 1]], start=one_of_two),
         # Bootstrapping from the next state.
         "delay": _probe([[0, 0], [1, 1]], chain=True),
         # Discounting, more than once.
         "discount": _probe([[0, 0], [0, 0], [0, 0], [1, 1]], chain=True),
-        # Actions are told apart.
+        # Values differ by action.
         "action": _probe([[-1, 1]]),
-        # And told apart by what is seen.
+        # Which action is better differs by observation.
         "action and observation": _probe([[1, -1], [-1, 1]], start=one_of_two),
     }
     return list(named), jax.tree.map(lambda *leaves: jnp.stack(leaves), *named.values())
@@ -74,7 +80,8 @@ def probes() -> tuple[list[str], Probe]:
 def answers(probe: Probe, discount: Scalar) -> tuple[Float[Array, "S A"], Bool[Array, "S A"]]:
     """Q*(s, a) by value iteration, and which pairs (s, a) some policy meets.
 
-    As many sweeps as there are states, which is exact for probes that enter no state twice in an episode, as all of ``probes`` do.
+    There are as many sweeps as states. That is exact for probes that enter no state twice in an
+    episode, as it is in all of ``probes``.
     """
     states = probe.reward.shape[0]
 
@@ -83,21 +90,33 @@ def answers(probe: Probe, discount: Scalar) -> tuple[Float[Array, "S A"], Bool[A
         onward = reached[:, None] & ~probe.terminal
         return probe.reward + discount * ahead, reached.at[probe.transition].max(onward)
 
-    q, reached = jax.lax.fori_loop(0, states, lambda _, both: sweep(*both), (jnp.zeros_like(probe.reward), probe.start > 0))
+    start = (jnp.zeros_like(probe.reward), probe.start > 0)
+    q, reached = jax.lax.fori_loop(0, states, lambda _, both: sweep(*both), start)
     return q, jnp.broadcast_to(reached[:, None], q.shape)
 
 
-def _probe(reward: list[list[int]], *, start: list[float] | None = None, chain: bool = False) -> Probe:
-    """One probe from the rewards of the states it uses: an episode takes one step, or with ``chain`` goes through all of them.
+def _probe(
+    reward: list[list[int]], *, start: list[float] | None = None, chain: bool = False
+) -> Probe:
+    """One probe from the rewards of the states it uses.
 
-    The last step leads to state 0, which has a value in every probe: who bootstraps past the end gets wrong answers.
+    An episode takes one step, or with ``chain`` goes through all these states. The last step leads
+    to state 0, which has a value in every probe: an agent that bootstraps past the end is wrong.
     """
     used = len(reward)
     state = jnp.arange(STATES, dtype=jnp.int32)
     terminal = (state >= used - 1) | jnp.array(not chain)
     transition = jnp.where(terminal, 0, state + 1)
-    rewards = jnp.zeros((STATES, ACTIONS), jnp.float32).at[:used].set(jnp.array(reward, jnp.float32))
+    rewards = (
+        jnp.zeros((STATES, ACTIONS), jnp.float32).at[:used].set(jnp.array(reward, jnp.float32))
+    )
     begin = jnp.array([1, 0, 0, 0] if start is None else start, jnp.float32)
     corners = jnp.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], jnp.float32)
     both = (STATES, ACTIONS)
-    return Probe(jnp.broadcast_to(transition[:, None], both), rewards, jnp.broadcast_to(terminal[:, None], both), begin, corners)
+    return Probe(
+        jnp.broadcast_to(transition[:, None], both),
+        rewards,
+        jnp.broadcast_to(terminal[:, None], both),
+        begin,
+        corners,
+    )
