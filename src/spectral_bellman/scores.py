@@ -1,7 +1,11 @@
-"""Human-normalised scores of Atari games, and what many runs on many games come to."""
+"""Scores of games: what counts as 0 and as 1, and statistics over many runs on many games.
+
+Tables of reference scores, scores normalised by them, and the statistics of Agarwal et al. (2021)
+with the intervals of a stratified bootstrap.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -9,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from spectral_bellman._arrays import as_float64
 from spectral_bellman._names import did_you_mean
-from spectral_bellman.analysis.statistics import Interval, iqm, stratified_interval
 
-# The paper's table of scores, (human, random) of each of its 55 games. Others give Video Pinball a random score of 16256.9.
+# The paper's table of scores: (human, random) for each of its 55 games. Others give Video Pinball
+# a random score of 16256.9.
 _TABLE = {
     "alien": (7127.7, 227.8),
     "amidar": (1719.5, 5.8),
@@ -87,8 +91,7 @@ ATARI_EXPLORE = (
     "beam_rider",
     "pong",
 )
-"""The paper's nine games with sparse rewards or late ones."""
-
+"""The paper's nine games with sparse or late rewards."""
 
 MINATAR: dict[str, tuple[float, float]] = {
     "asterix": (10.0, 0.45),
@@ -97,7 +100,23 @@ MINATAR: dict[str, tuple[float, float]] = {
     "seaquest": (10.0, 0.10),
     "space_invaders": (50.0, 2.96),
 }
-"""What counts as 1 and as 0 on MinAtar: round numbers in the range of the authors' DQN, and random play (512 episodes of each)."""
+"""The scores that count as 1 and as 0 on MinAtar.
+
+The first is a round number in the range of the MinAtar authors' DQN. The second is random play, the
+mean of 512 episodes.
+"""
+
+
+BLOCK = 4_000_000
+"""Numbers that are resampled at a time, which bounds the memory of a bootstrap."""
+
+
+class Interval(NamedTuple):
+    """A statistic and the ends of its confidence interval, all of the statistic's shape."""
+
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 class Estimate(NamedTuple):
@@ -109,10 +128,10 @@ class Estimate(NamedTuple):
 
 
 def rom_name(name: str) -> str:
-    """The name that ale-py gives the ROM of a game: ``montezuma_revenge`` for Montezuma's Revenge.
+    """The name of a game's ROM in ale-py: `montezuma_revenge` for Montezuma's Revenge.
 
-    Case, spaces and punctuation do not matter, so the spelling may be the paper's, Gymnasium's (``ALE/MontezumaRevenge-v5``) or
-    that of an environment here (``atari/montezuma_revenge``).
+    Case, spaces and punctuation do not matter. The name may be spelled as in the paper, as in
+    Gymnasium (`ALE/MontezumaRevenge-v5`), or as an environment here (`atari/montezuma_revenge`).
     """
     game = re.sub(r"^((atari|gym|ale)/)+|-v\d+$", "", name.strip().lower())
     spellings = (_letters(game), _letters(re.sub(r"['’]s\b", "", game)))
@@ -132,23 +151,30 @@ def human_normalized(game: str, score: float) -> float: ...
 @overload
 def human_normalized(game: str, score: ArrayLike) -> float | NDArray[np.float64]: ...
 def human_normalized(game: str, score: int | float | ArrayLike) -> float | NDArray[np.float64]:
-    """(score − random)/(human − random) of one game: 0 is random play, 1 a human's. An array gives an array, a number a number.
+    """(score − random)/(human − random) of one game: 0 is random play, 1 is the human score.
 
-    ``game`` is spelt as ``rom_name`` takes it, and must be one of the 55 in ``HUMAN``.
+    Args:
+      game: one of the 55 games in `HUMAN`, spelled as `rom_name` takes it.
+      score: a number, or an array of any shape.
+
+    Returns:
+      A number for a number, an array for an array.
     """
     rom = rom_name(game)
     if rom not in HUMAN:
         raise ValueError(
-            f"game {game!r} has no human score: it is not among the paper's {len(HUMAN)}, spectral_bellman.scores.HUMAN"
+            f"game {game!r} has no human score: it is not among the paper's {len(HUMAN)}, "
+            "spectral_bellman.scores.HUMAN"
         )
     normalized = (np.asarray(score, np.float64) - RANDOM[rom]) / (HUMAN[rom] - RANDOM[rom])
     return normalized if normalized.ndim else float(normalized)
 
 
 def normalized(env: str, score: NDArray[np.floating]) -> NDArray[np.float64] | None:
-    """Scores on an environment, fit to be averaged with those on others.
+    """Scores on an environment, on a scale that can be averaged over environments.
 
-    Human-normalised for the paper's Atari games, by ``MINATAR`` for its five; None for environments without such constants.
+    Human-normalised for the paper's Atari games, by `MINATAR` for its five games. None for an
+    environment without reference scores.
     """
     family, _, game = env.partition("/")
     if family == "atari" and game in HUMAN:
@@ -159,49 +185,90 @@ def normalized(env: str, score: NDArray[np.floating]) -> NDArray[np.float64] | N
     return None
 
 
-def aggregate(scores: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0) -> dict[str, Estimate]:
-    """IQM, median and mean of many runs on many games, each with the interval of a stratified bootstrap.
+def iqm(x: ArrayLike, axis: int = 0) -> np.ndarray:
+    """The interquartile mean: the mean along `axis` without the ⌊n/4⌋ values at either end."""
+    data = np.asarray(x, float)
+    n = data.shape[axis]
+    cut = n // 4
+    ordered = np.partition(data, (cut, n - 1 - cut), axis=axis)
+    return np.asarray(np.mean(np.take(ordered, range(cut, n - cut), axis=axis), axis=axis))
 
-    ``iqm`` is the mean of the middle half of all runs on all games together, ``median`` the median over games of the mean over
-    runs, ``mean`` the mean over both. In the interval runs vary and games do not: the percentiles of ``samples`` resamples, in
-    which runs are drawn independently within each game. One run says nothing about their spread: its interval is NaN. With fewer
-    than about ten the interval is narrower than its confidence promises.
+
+def aggregate(
+    scores: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> dict[str, Estimate]:
+    """IQM, median and mean of many runs on many games, with stratified bootstrap intervals.
+
+    - `iqm`: the mean of the middle half of all runs on all games together.
+    - `median`: the median over games of the mean over runs.
+    - `mean`: the mean over runs and games.
+
+    The interval accounts for the variation between runs, not between games. One run has no
+    variation to measure: its interval is NaN. With fewer than about ten runs the interval is too
+    narrow.
 
     Args:
-      scores: shape (runs, games), human-normalised; finite.
-      samples: resamples of the bootstrap.
+      scores: shape (runs, games), normalised; finite.
+      samples: number of bootstrap resamples. Runs are drawn independently within each game.
       confidence: of the intervals.
       seed: of the resamples.
 
     Returns:
-      ``{"iqm": (value, low, high), "median": …, "mean": …}``
+      `{"iqm": (value, low, high), "median": …, "mean": …}`
     """
     table = _table(scores, "scores", "runs games")
-    parts = zip(*stratified_interval([table], _aggregates, confidence, samples, seed), strict=True)
-    return {name: Estimate(*map(float, part)) for name, part in zip(("iqm", "median", "mean"), parts, strict=True)}
+    ends = zip(*stratified_interval([table], _aggregates, confidence, samples, seed), strict=True)
+    return {
+        name: Estimate(*map(float, end))
+        for name, end in zip(("iqm", "median", "mean"), ends, strict=True)
+    }
 
 
 def probability_of_improvement(
     x: ArrayLike, y: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """How likely a run of X is better than a run of Y on the same game, P(X > Y) + ½ P(X = Y), averaged over games.
+    """P(X > Y) + ½ P(X = Y) for a run of X and a run of Y on the same game, averaged over games.
 
-    Mann and Whitney's U over the number of pairs. ``x`` has shape (runs, games) and ``y`` (runs', games), games in the same order.
-    The interval as in ``aggregate``, runs of X and Y drawn apart; NaN if either has one run alone.
+    This is the Mann-Whitney U divided by the number of pairs.
+
+    Args:
+      x: shape (runs, games).
+      y: shape (runs', games), with the games in the same order.
+      samples: as in `aggregate`; runs of X and Y are drawn independently.
+      confidence: of the interval, which is NaN if X or Y has only one run.
+      seed: of the resamples.
     """
     ours, theirs = _table(x, "x", "runs games"), _table(y, "y", "runs games")
     if ours.shape[1] != theirs.shape[1]:
-        raise ValueError(f"x and y must hold the same games along the second axis, got shapes {ours.shape} and {theirs.shape}")
-    interval = stratified_interval([ours, theirs], _improvement, confidence, samples, seed, work=len(ours) * theirs.size)
+        raise ValueError(
+            "x and y must hold the same games along the second axis, "
+            f"got shapes {ours.shape} and {theirs.shape}"
+        )
+    interval = stratified_interval(
+        [ours, theirs], _improvement, confidence, samples, seed, work=len(ours) * theirs.size
+    )
     return Estimate(*map(float, interval))
 
 
 def performance_profile(
-    scores: ArrayLike, thresholds: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0
+    scores: ArrayLike,
+    thresholds: ArrayLike,
+    *,
+    samples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
 ) -> Interval:
-    """The share of runs × games that score more than each threshold, and its interval at each, as in ``aggregate``.
+    """The share of all runs on all games that score more than each threshold.
 
-    ``scores`` has shape (runs, games), ``thresholds`` (τ,), as have the three arrays returned.
+    Args:
+      scores: shape (runs, games).
+      thresholds: shape (τ,).
+      samples: as in `aggregate`.
+      confidence: of the interval at each threshold.
+      seed: of the resamples.
+
+    Returns:
+      Three arrays of shape (τ,).
     """
     table, above = _table(scores, "scores", "runs games"), _table(thresholds, "thresholds", "τ")
 
@@ -211,9 +278,64 @@ def performance_profile(
     return stratified_interval([table], share, confidence, samples, seed)
 
 
+def stratified_interval(
+    tables: Sequence[np.ndarray],
+    statistic: Callable[..., np.ndarray],
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    *,
+    work: int | None = None,
+) -> Interval:
+    """The percentile bootstrap of a statistic of (runs, games) tables, stratified by game.
+
+    Runs are drawn independently within each game. This is right if run 3 of one game has nothing
+    in common with run 3 of another.
+
+    Args:
+      tables: finite arrays of shape (runs, games), at least one run each. The interval is NaN if
+        a table has only one run.
+      statistic: takes one array (resamples, runs, games) for each table and reduces the last two
+        axes: (resamples, …).
+      confidence: of the interval, between 0 and 1.
+      resamples: number of resamples.
+      seed: of the resamples.
+      work: numbers that the statistic handles for one resample, if more than the tables hold. It
+        bounds the memory.
+    """
+    ends_at = quantiles(confidence, resamples)
+    value = np.asarray(statistic(*(table[None] for table in tables))[0])
+    if min(len(table) for table in tables) == 1:
+        return Interval(value, np.full(value.shape, np.nan), np.full(value.shape, np.nan))
+    generators = np.random.default_rng(seed).spawn(len(tables))
+    step = max(1, BLOCK // (work or sum(table.size for table in tables)))
+    found = []
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        drawn = []
+        for rng, table in zip(generators, tables, strict=True):
+            rows = rng.integers(len(table), size=(size, *table.shape))
+            drawn.append(np.take_along_axis(table[None], rows, axis=1))
+        found.append(statistic(*drawn))
+    low, high = np.quantile(np.concatenate(found), ends_at, axis=0)
+    return Interval(value, np.asarray(low), np.asarray(high))
+
+
+def quantiles(confidence: float, resamples: int) -> list[float]:
+    """The quantiles of a bootstrap that are the ends of its interval, after both are checked."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    if resamples < 1:
+        raise ValueError(f"the number of resamples must be at least 1, got {resamples}")
+    return [(1 - confidence) / 2, (1 + confidence) / 2]
+
+
 def _aggregates(drawn: np.ndarray) -> np.ndarray:
     games = drawn.mean(axis=1)
-    return np.stack([iqm(drawn.reshape(len(drawn), -1), axis=1), np.median(games, axis=1), games.mean(axis=1)], axis=-1)
+    return np.stack(
+        [iqm(drawn.reshape(len(drawn), -1), axis=1), np.median(games, axis=1), games.mean(axis=1)],
+        axis=-1,
+    )
 
 
 def _improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -1,0 +1,197 @@
+"""Agents over several games: scores on a common scale, as in the paper's tables and figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from spectral_bellman import scores
+from spectral_bellman.report.families import FAMILIES
+from spectral_bellman.report.groups import Group
+from spectral_bellman.report.scoring import GREEDY_NOTE, TRAINING, TRAINING_NOTE
+from spectral_bellman.report.tables import Cell, Table, estimate, number
+from spectral_bellman.scores import Interval, iqm, stratified_interval
+
+POINTS = 40
+"""Points of a curve over several games."""
+RESAMPLES = 500
+"""Bootstrap resamples for each point of a curve."""
+INTERVAL = "[ ]: 95% interval of a stratified bootstrap over seeds"
+
+
+class Comparison(NamedTuple):
+    """Agents that have all played the same games."""
+
+    title: str
+    score: str
+    """What the score is called."""
+    games: tuple[str, ...]
+    """Names of environments."""
+    agents: dict[str, list[Group]]
+    """Agent -> its groups, in the order of the games."""
+
+    def table(self, agent: str, *, training: bool = False) -> np.ndarray:
+        """Normalised final scores, or training returns: (seeds, games).
+
+        All games have as many seeds as the game with the fewest.
+        """
+        columns = []
+        for group in self.agents[agent]:
+            values = group.training if training else group.final
+            columns.append(_normalized(group.env, values[np.isfinite(values)]))
+        seeds = min(map(len, columns))
+        return np.stack([column[:seeds] for column in columns], axis=1)
+
+    def rule(self, agent: str) -> str:
+        """How an agent was scored, with all rules where they differ between games."""
+        return "; ".join(sorted({group.rule for group in self.agents[agent]}))
+
+
+def comparisons(groups: Sequence[Group]) -> list[Comparison]:
+    """Every set of two or more games that an agent has played, with all agents that played it.
+
+    The largest sets come first. Left out are sets that one agent alone has played where others have
+    played some of the games, games without reference scores, and agents without a finished episode.
+    The paper's Atari games with sparse rewards form a set of their own if there are others besides.
+    """
+    found = []
+    for family in ("atari", "minatar"):
+        played: dict[str, dict[str, Group]] = {}
+        for group in groups:
+            if group.env.startswith(family + "/") and _has_score(group):
+                played.setdefault(group.agent, {})[group.env] = group
+        sets = {tuple(sorted(envs)) for envs in played.values()}
+        sparse = {f"atari/{game}" for game in scores.ATARI_EXPLORE}
+        sets |= {tuple(env for env in games if env in sparse) for games in sets}
+        for games in sorted(sets, key=lambda games: (-len(games), games)):
+            agents = {
+                agent: [envs[game] for game in games]
+                for agent, envs in sorted(played.items())
+                if set(games) <= set(envs)
+            }
+            if len(games) < 2 or len(agents) == 1 < len(played):
+                continue
+            title = f"{FAMILIES[family].title}: {len(games)} games"
+            title += " with sparse rewards" if set(games) <= sparse else ""
+            found.append(Comparison(title, FAMILIES[family].score, games, agents))
+    return found
+
+
+def aggregate_table(comparison: Comparison, rows: Mapping[str, str]) -> Table:
+    """IQM, median and mean of each agent, and how likely it is better than `dqn`.
+
+    The IQM of the training returns is beside them where there are evaluations. These are the
+    paper's tables 1 and 2.
+
+    Args:
+      comparison: the agents and games.
+      rows: the paper's name for the row of each preset.
+    """
+    tables = {agent: comparison.table(agent) for agent in comparison.agents}
+    found = {agent: scores.aggregate(table) for agent, table in tables.items()}
+    names = {"IQM": "iqm", "median": "median", "mean": "mean"}
+    rules = {agent: comparison.rule(agent) for agent in tables}
+    if any(rule != TRAINING for rule in rules.values()):
+        names["IQM in training"] = "training"
+        for agent, statistics in found.items():
+            if len(trained := comparison.table(agent, training=True)):
+                statistics["training"] = scores.aggregate(trained)["iqm"]
+    best = {
+        name: max((float(f[name].value) for f in found.values() if name in f), default=np.nan)
+        for name in names.values()
+    }
+    lines = []
+    for agent, table in tables.items():
+        known = {name: found[agent].get(name, (None, None, None)) for name in best}
+        cells = [
+            estimate(*known[name], best=known[name][0] == top and len(found) > 1)
+            for name, top in best.items()
+        ]
+        better = Cell("–")
+        if "dqn" in tables and agent != "dqn":
+            better = estimate(*scores.probability_of_improvement(table, tables["dqn"]))
+        row = Cell(rows.get(agent.partition(" ")[0], ""))
+        seeds = Cell(str(len(table)), len(table))
+        lines.append([Cell(agent), row, Cell(rules[agent]), seeds, *cells, better])
+    header = ("agent", "the paper's row", "score", "seeds", *names, "P(better than dqn)")
+    games = ", ".join(game.partition("/")[2].replace("_", " ") for game in comparison.games)
+    notes = [games, *rule_notes(rules.values()), INTERVAL]
+    minor = ("the paper's row", "score", "median", "mean")
+    return Table(f"{comparison.title}, {comparison.score}", header, lines, notes, minor)
+
+
+def games_table(comparison: Comparison) -> Table:
+    """The mean final score of each agent in each game, as the game counts; the paper's table."""
+    atari = comparison.games[0].startswith("atari/")
+    header = ["game", *(("random", "human") if atari else ()), *comparison.agents]
+    rows = []
+    for i, game in enumerate(comparison.games):
+        name = game.partition("/")[2]
+        ends = (scores.RANDOM[name], scores.HUMAN[name]) if atari else ()
+        means = [float(np.nanmean(groups[i].final)) for groups in comparison.agents.values()]
+        top = max(means)
+        cells = [Cell(number(mean), mean, mean == top and len(means) > 1) for mean in means]
+        rows.append(
+            [Cell(name.replace("_", " ")), *(Cell(number(end), end) for end in ends), *cells]
+        )
+    rules = {agent: comparison.rule(agent) for agent in comparison.agents}
+    notes = [f"{agent}: {rule}" for agent, rule in rules.items()]
+    if len(set(rules.values())) == 1:
+        notes = [f"all agents: {notes[0].partition(': ')[2]}"]
+    notes = [*notes, *rule_notes(rules.values())]
+    return Table(f"{comparison.title}, mean of the final scores", header, rows, notes)
+
+
+def rule_notes(rules: Iterable[str]) -> list[str]:
+    """The notes that explain the rules by which the rows of a table were scored."""
+    kinds = {part == TRAINING for rule in rules for part in rule.split("; ")}
+    return [GREEDY_NOTE] * (False in kinds) + [TRAINING_NOTE] * (True in kinds)
+
+
+def curve(comparison: Comparison, agent: str) -> tuple[np.ndarray, Interval]:
+    """Frames (T,), and the IQM of the normalised score over all seeds and games at each."""
+    groups = comparison.agents[agent]
+    # In each game the seeds that have a score, and for each seed the points where it has one.
+    curves = []
+    for group in groups:
+        frames, values = group.curve(group.key)
+        known = np.isfinite(values)
+        curves.append(
+            [(frames[k], row[k]) for row, k in zip(values, known, strict=True) if k.any()]
+        )
+    seeds = min(map(len, curves))
+    points = [frames for rows in curves for frames, _ in rows[:seeds]]
+    first, last = max(frames[0] for frames in points), min(frames[-1] for frames in points)
+    grid = np.linspace(first, last, POINTS)
+    columns = [
+        _normalized(group.env, np.array([np.interp(grid, *row) for row in rows[:seeds]]))
+        for group, rows in zip(groups, curves, strict=True)
+    ]
+    table = np.stack(columns, axis=1)  # (seeds, games, T)
+
+    def middle(drawn: np.ndarray) -> np.ndarray:
+        return iqm(drawn.reshape(len(drawn), -1), axis=1)
+
+    intervals = [
+        stratified_interval([table[:, :, t]], middle, resamples=RESAMPLES) for t in range(POINTS)
+    ]
+    return grid, Interval(*(np.array(ends) for ends in zip(*intervals, strict=True)))
+
+
+def profile(comparison: Comparison, agent: str) -> tuple[np.ndarray, Interval]:
+    """Thresholds (τ,), and the share of runs that score more than each."""
+    highest = max(float(comparison.table(other).max()) for other in comparison.agents)
+    thresholds = np.linspace(0, max(highest, 0.1), 60)
+    table = comparison.table(agent)
+    return thresholds, scores.performance_profile(table, thresholds, samples=RESAMPLES)
+
+
+def _has_score(group: Group) -> bool:
+    known = np.isfinite(group.final).any()
+    return bool(known) and scores.normalized(group.env, group.final) is not None
+
+
+def _normalized(env: str, values: np.ndarray) -> np.ndarray:
+    normal = scores.normalized(env, values)
+    assert normal is not None
+    return normal

@@ -1,0 +1,130 @@
+"""Figures of what runs logged against frames, and of their scores over several games."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spectral_bellman.report import aggregate, figures
+from spectral_bellman.report.groups import Group
+from spectral_bellman.report.statistics import bootstrap_interval
+from spectral_bellman.scores import Interval
+
+DIAGNOSTIC = "diagnostic/"
+"""Prefix of the logged keys that are diagnostics."""
+
+
+def curves_figure(groups: Sequence[Group]) -> Figure:
+    """Training returns against frames, a panel for each environment.
+
+    If there are evaluations, their returns are in a panel beside it.
+    """
+    evaluated = any("eval_return" in run.keys for group in groups for run in group.runs)
+    names = {"return": "training return", **({"eval_return": "greedy return"} if evaluated else {})}
+    envs = _environments(groups)
+    columns = 3
+    if evaluated:  # both panels of an environment stay in one row
+        columns = 2 if len(envs) <= 3 else 4
+    panels = _rows([(env, key) for env in envs for key in names], columns)
+    figure, axes = figures.grid(panels, width=5.2, height=3.6)
+    for (env, key), panel in axes.items():
+        _draw(panel, groups, env, key, single_seeds=True)
+        panel.set(title=env, ylabel=names[key])
+    several = any(sum(len(run.seeds) for run in group.runs) > 1 for group in groups)
+    title = "mean over seeds, 95% bootstrap interval, single seeds faint" if several else None
+    figures.legend(figure, groups, title)
+    return figure
+
+
+def games_figure(comparisons: Sequence[aggregate.Comparison]) -> Figure | None:
+    """For each comparison the IQM against frames, and the share of runs above each score."""
+    if not comparisons:
+        return None
+    rows = [[(str(i), side) for side in ("curve", "profile")] for i in range(len(comparisons))]
+    figure, axes = figures.grid(rows, width=5.2, height=3.6)
+    groups = [group for each in comparisons for played in each.agents.values() for group in played]
+    styles = figures.styles(groups)
+    for i, comparison in enumerate(comparisons):
+        left, right = axes[str(i), "curve"], axes[str(i), "profile"]
+        for agent in comparison.agents:
+            _draw_interval(left, agent, styles[agent], *aggregate.curve(comparison, agent))
+            _draw_interval(right, agent, styles[agent], *aggregate.profile(comparison, agent))
+        figures.tidy(left, comparison.games[0])
+        figures.tidy(right)
+        left.set(title=comparison.title, ylabel=f"IQM of the {comparison.score}")
+        right.set(title=comparison.title, ylabel="share of runs above", xlabel=comparison.score)
+    figures.legend(figure, groups, "95% stratified bootstrap interval")
+    return figure
+
+
+def diagnostics_figure(groups: Sequence[Group]) -> Figure | None:
+    """A panel for each diagnostic and environment; None if no diagnostic was logged."""
+    panels: list[list[tuple[str, str]]] = []
+    for env in _environments(groups):
+        keys = {
+            key
+            for group in groups
+            if group.env == env
+            for run in group.runs
+            for key in run.keys
+            if key.startswith(DIAGNOSTIC)
+        }
+        panels += _rows([(env, key) for key in sorted(keys)], 3)
+    if not panels:
+        return None
+    figure, axes = figures.grid(panels, width=4.2, height=2.9)
+    several = len({env for env, _ in axes}) > 1
+    for (env, key), panel in axes.items():
+        drawn = _draw(panel, groups, env, key)
+        name = key.removeprefix(DIAGNOSTIC).replace("_", " ")
+        panel.set_title(f"{name}\n{env}" if several else name)
+        if drawn.size and drawn.min() > 0 and drawn.max() > 100 * drawn.min():
+            panel.set_yscale("log")
+    if not several:
+        figure.suptitle(next(iter(axes))[0])
+    figures.legend(figure, groups, None)
+    return figure
+
+
+def _draw_interval(
+    panel: Axes, agent: str, style: dict[str, Any], x: np.ndarray, interval: Interval
+) -> None:
+    marker = "o" if np.ptp(x) == 0 else None  # a single evaluation: a line would have no length
+    panel.plot(x, interval.value, **style, marker=marker, ms=4, lw=1.8, label=agent)
+    if np.isfinite(interval.low).all():
+        panel.fill_between(x, interval.low, interval.high, color=style["color"], alpha=0.17, lw=0)
+
+
+def _draw(
+    panel: Axes, groups: Sequence[Group], env: str, key: str, *, single_seeds: bool = False
+) -> np.ndarray:
+    """A line and a band for each agent; returns the heights of the lines."""
+    drawn, styles = [np.zeros(0)], figures.styles(groups)
+    for group in groups:
+        frames, values = group.curve(key) if group.env == env else (np.zeros(0), np.zeros((0, 0)))
+        if not len(frames):
+            continue
+        style = styles[group.agent]
+        marker: dict[str, Any] = {"marker": "o", "ms": 3.5} if len(frames) <= 25 else {}
+        if single_seeds and len(values) > 1:
+            panel.plot(frames, values.T, **style, lw=0.7, alpha=0.25, zorder=1.5)
+        # The mean is drawn where all seeds have a value: over changing seeds it would jump.
+        shared = np.isfinite(values).all(axis=0)
+        x, interval = frames[shared], bootstrap_interval(values[:, shared], np.mean)
+        if len(values) > 1:
+            color = style["color"]
+            panel.fill_between(x, interval.low, interval.high, color=color, alpha=0.17, lw=0)
+        panel.plot(x, interval.value, **style, **marker, lw=1.8, label=group.agent)
+        drawn.append(interval.value)
+    figures.tidy(panel, env)
+    return np.concatenate(drawn)
+
+
+def _environments(groups: Sequence[Group]) -> list[str]:
+    return sorted({group.env for group in groups})
+
+
+def _rows(panels: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[str, str]]]:
+    return [list(panels[i : i + columns]) for i in range(0, len(panels), columns)]

@@ -1,0 +1,45 @@
+"""Configs of older runs: missing settings filled in, and presets renamed by their agent."""
+
+import pytest
+
+from spectral_bellman.disk.migrate import BEFORE, migrated
+
+
+def old(preset: str, **agent: object) -> dict[str, object]:
+    return {"preset": preset, "env": "minatar/breakout", "agent": agent, "provenance": {"x": 1}}
+
+
+def test_missing_settings_are_what_they_were_before_they_existed() -> None:
+    found = migrated(old("dqn", head_rate=0.3, q_start="backup"), 2)
+    assert found["agent"] == {**BEFORE, "head_rate": 0.3, "q_start": "backup"}
+    assert found["schema"] == 2
+    assert found["provenance"] == {"x": 1}
+    assert "original_preset" not in found
+
+
+@pytest.mark.parametrize(
+    ("preset", "norm", "name"),
+    [
+        ("sbm-dqn-ts", "value", "sbm-linear-dqn-ts"),
+        ("sbm-dqn", "value", "sbm-linear-dqn"),
+        ("sbm-dqn-ts", "unit", "sbm-dqn-ts"),
+        ("sbm-dqn", "clip", "sbm-dqn"),
+        ("mse-dqn-ts", "value", "mse-dqn-ts"),
+    ],
+)
+def test_sbm_with_q_as_its_first_feature_is_the_linear_form(
+    preset: str, norm: str, name: str
+) -> None:
+    found = migrated(old(preset, norm=norm, representation="averaged"), 2)
+    assert found["preset"] == name
+    assert found.get("original_preset") == (preset if name != preset else None)
+
+
+def test_the_config_itself_is_not_changed() -> None:
+    config = old("sbm-dqn", norm="value")
+    migrated(config, 2)
+    assert config == old("sbm-dqn", norm="value")
+
+
+def test_a_config_without_an_agent_is_left_to_its_reader() -> None:
+    assert migrated({"preset": "x", "env": "y"}, 2) == {"schema": 2, "preset": "x", "env": "y"}
