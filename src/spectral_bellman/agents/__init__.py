@@ -1,7 +1,17 @@
-"""The agents: one composition of four choices, presets for the paper's rows."""
+"""The agents: one composition of a few choices, and presets for the paper's rows."""
 
-from spectral_bellman.agents.agent import Agent, AgentState
+from spectral_bellman.agents.api import Agent, Phase, Progress, Timestep
 from spectral_bellman.agents.config import AgentConfig
-from spectral_bellman.agents.exploration import Actor, Policy, Timestep
+from spectral_bellman.agents.q_agent import Actor, Policy, QAgent, TrainState
 
-__all__ = ["Actor", "Agent", "AgentConfig", "AgentState", "Policy", "Timestep"]
+__all__ = [
+    "Actor",
+    "Agent",
+    "AgentConfig",
+    "Phase",
+    "Policy",
+    "Progress",
+    "QAgent",
+    "Timestep",
+    "TrainState",
+]

@@ -1,0 +1,19 @@
+"""How an agent explores. Each way is a file of its own, and a line here."""
+
+from spectral_bellman.agents.explorations.api import Evidence, Exploration, ExplorationConfig
+from spectral_bellman.agents.explorations.epsilon import Epsilon
+from spectral_bellman.agents.explorations.posterior import UCB, Thompson
+from spectral_bellman.agents.explorations.propagated import Propagated
+
+for _choice in (Epsilon, Thompson, UCB, Propagated):
+    _choice.register()
+
+__all__ = [
+    "UCB",
+    "Epsilon",
+    "Evidence",
+    "Exploration",
+    "ExplorationConfig",
+    "Propagated",
+    "Thompson",
+]

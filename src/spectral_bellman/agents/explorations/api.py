@@ -1,0 +1,145 @@
+"""An exploration: one way to choose actions from φᵀθ̂, as a record of functions.
+
+A policy carries the ``noise`` of its exploration: nothing for ε-greedy, √σ L⁻ᵀ for Thompson
+sampling and UCB, drawn parameters for propagated noise. An actor keeps for each environment what
+belongs to an episode: the z of Thompson sampling, the draw that it acts on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spectral_bellman._arrays import RandomKey
+from spectral_bellman.agents import choices
+from spectral_bellman.agents.api import Progress, Terms
+from spectral_bellman.agents.choices import Choice, require_all
+
+ROWS_PER_FEATURE = 50
+
+
+class Evidence(NamedTuple):
+    """What the replay holds, as rows that each stand for ``weight`` transitions."""
+
+    phi: Float[Array, "n d"]
+    """φ(s, a) with the features that are published."""
+    phi_next: Float[Array, "n A d"]
+    """φ(s', ·)."""
+    reward: Float[Array, " n"]
+    discount: Float[Array, " n"]
+    """γ, or 0 where the episode ended."""
+    weight: Float[Array, " n"]
+    slot: Int[Array, " n"]
+    """A number that stays with a transition for as long as the replay holds it."""
+
+
+class Setting(NamedTuple):
+    """What an exploration may know of the agent that uses it."""
+
+    dimension: int
+    """d."""
+    discount: float
+    """γ."""
+    warmup_steps: int
+    round_items: int
+    """Transitions in all gradient steps of a round."""
+    largest_value: float
+    """R_max/(1 − γ), with R_max = 1 where rewards are not clipped."""
+
+
+class Exploration(NamedTuple):
+    """One way to explore."""
+
+    no_noise: Callable[[], Any]
+    """The noise of a policy that has seen nothing."""
+    init_actor: Callable[[int, RandomKey], Any]
+    """(N, key) -> what N environments keep for an episode, leaves (N, …)."""
+    follow: Callable[[Any, Any], Any]
+    """(noise, actor) -> the actor after a new policy may have come."""
+    values: Callable[[Array, Any, Any, Float[Array, "N A d"]], Float[Array, "N A"]]
+    """(θ̂, noise, actor, φ) -> the values that each environment is greedy in."""
+    epsilon: Callable[[Int[Array, ""]], Float[Array, ""]]
+    """Agent steps -> ε."""
+    rows: int = 0
+    """Rows of the replay that ``publish`` needs; 0 where it needs none."""
+    every: int = 1
+    """Rounds between publications with rows; between them ``publish`` gets no evidence."""
+    init: Callable[[RandomKey], Any] = lambda key: ()
+    """key -> what the learner keeps."""
+    publish: Callable[[Any, Any, Progress, RandomKey], tuple[Any, Any]] | None = None
+    """(kept, evidence or None, progress, key) -> what the learner keeps, the policy's noise."""
+    diagnose: Callable[[Any, Array, Array, RandomKey], Terms] = lambda *_: {}
+    """(noise, φ (B, A, d), φ of the actions taken (B, d), key) -> diagnostics."""
+
+
+@dataclass(frozen=True)
+class ExplorationConfig(Choice):
+    """The settings of an exploration."""
+
+    kind: ClassVar[str] = "exploration"
+
+    def build(self, setting: Setting) -> Exploration:
+        """The functions."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method build")
+
+    @classmethod
+    def register(cls) -> None:
+        """Make it known by its name."""
+        choices.register(cls)
+
+
+@dataclass(frozen=True)
+class PrecisionConfig(ExplorationConfig):
+    """An exploration by the precision matrix Σ = λI + Σ_D φφᵀ.
+
+    λ_min(Σ) of n random rows is too low by a factor of about (1 − √(d/n))², so that n is 50 d by
+    default. Σ is then rebuilt so rarely that it costs at most a quarter of the learning.
+    """
+
+    ridge: float = 0.1
+    """λ of Σ."""
+    precision_samples: int = 0
+    """Transitions that Σ is built from, scaled up to all; the whole replay if it holds no more.
+    0: 50 for each feature."""
+    precision_rounds: int = 0
+    """Rounds between rebuilding Σ. 0: as few as cost at most a quarter of the learning."""
+
+    def __post_init__(self) -> None:
+        require_all(
+            self, not_negative=("precision_samples", "precision_rounds"), positive=("ridge",)
+        )
+
+    def rows(self, dimension: int) -> int:
+        """Transitions that Σ is built from."""
+        return self.precision_samples or ROWS_PER_FEATURE * dimension
+
+    def rounds(self, setting: Setting) -> int:
+        """Rounds between rebuilding Σ.
+
+        A row costs one forward pass. A transition that is learned from costs about four: a forward
+        and a backward pass (two more), and the target network's forward pass.
+        """
+        affordable = max(setting.round_items, 1)  # a quarter of four passes for each
+        return self.precision_rounds or -(-self.rows(setting.dimension) // affordable)
+
+
+def choose(
+    values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKey
+) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+    """ε-greedy actions, and the probabilities that they were chosen with.
+
+    Ties are broken at random: else an agent that has seen no reward repeats one action for ever.
+    """
+    count, actions = values.shape
+    uniform_key, action_key, tie_key = jax.random.split(key, 3)
+    best = values == jnp.max(values, axis=1, keepdims=True)
+    ties = jnp.where(best, jax.random.uniform(tie_key, values.shape), -1.0)
+    greedy = jnp.argmax(ties, axis=1).astype(jnp.int32)
+    uniform = jax.random.randint(action_key, (count,), 0, actions)
+    action = jnp.where(jax.random.uniform(uniform_key, (count,)) < epsilon, uniform, greedy)
+    share = jnp.where(best, 1 / jnp.sum(best, axis=1, keepdims=True, dtype=jnp.float32), 0.0)
+    chosen = jnp.take_along_axis(share, action[:, None], axis=1)[:, 0]
+    return action, epsilon / actions + (1 - epsilon) * chosen
