@@ -1,4 +1,4 @@
-"""The exact case from end to end, as one command: what Algorithm 1 finds, and what its features are closed under."""
+"""The exact case as one command: convergence of Algorithm 1, and inherent Bellman errors."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from spectral_bellman.analysis.provenance import provenance, write_json
+from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.tabular import figures
 from spectral_bellman.tabular.features import (
     laplacian_features,
@@ -31,7 +31,7 @@ DISCOUNT = 0.9
 
 @dataclass(frozen=True)
 class TabularStudy:
-    """Show the method where it is exact: singular values, convergence, and the inherent Bellman error of its features."""
+    """Run the exact case: singular values, convergence, and inherent Bellman errors of features."""
 
     out: Path = Path("out/tabular")
     """Folder for the figure and the numbers."""
@@ -44,12 +44,17 @@ class TabularStudy:
 
 
 def run(study: TabularStudy, console: Console) -> Path:
-    """Compute, print the tables, write ``tabular.png`` and ``summary.json``; returns the path of the figure."""
+    """Compute, print the tables, and write ``tabular.png`` and ``summary.json``.
+
+    Returns the path of the figure.
+    """
     study.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     errors: dict[str, dict[str, np.ndarray]] = {}
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("inherent Bellman errors", total=study.seeds * sum(map(len, RANKS.values())))
+        task = progress.add_task(
+            "inherent Bellman errors", total=study.seeds * sum(map(len, RANKS.values()))
+        )
         for name, ranks in RANKS.items():
             rows = []
             for seed in range(study.seeds):
@@ -57,7 +62,10 @@ def run(study: TabularStudy, console: Console) -> Path:
                 for rank in ranks:
                     rows.append(_errors(mdp, rank, seed))
                     progress.advance(task)
-            errors[name] = {kind: np.array([row[kind] for row in rows]).reshape(study.seeds, len(ranks)) for kind in rows[0]}
+            errors[name] = {
+                kind: np.array([row[kind] for row in rows]).reshape(study.seeds, len(ranks))
+                for kind in rows[0]
+            }
     backups = _backup_matrix(_draw(GENERIC, 0))
     figure = _draw_figure(backups, errors)
     path = study.out / "tabular.png"
@@ -69,7 +77,10 @@ def run(study: TabularStudy, console: Console) -> Path:
             "config": {**asdict(study), "out": str(study.out)},
             "seconds": round(time.perf_counter() - started, 1),
             "inherent_bellman_error_over_bound": {
-                name: {"ranks": RANKS[name], **{kind: values.tolist() for kind, values in by_kind.items()}}
+                name: {
+                    "ranks": RANKS[name],
+                    **{kind: values.tolist() for kind, values in by_kind.items()},
+                }
                 for name, by_kind in errors.items()
             },
         },
@@ -77,7 +88,9 @@ def run(study: TabularStudy, console: Console) -> Path:
     console.print(_power_table(backups))
     for name, ranks in RANKS.items():
         console.print(_error_table(name, ranks, errors[name]))
-    console.print(f"Figure: {path}   numbers: {study.out / 'summary.json'}", soft_wrap=True, markup=False)
+    console.print(
+        f"Figure: {path}   numbers: {study.out / 'summary.json'}", soft_wrap=True, markup=False
+    )
     return path
 
 
@@ -90,7 +103,10 @@ def _draw(name: str, seed: int) -> MDP:
 def _backup_matrix(mdp: MDP, columns: int = 40) -> np.ndarray:
     """TQ of random Q's, a column each."""
     rng = np.random.default_rng(0)
-    return np.stack([bellman_backup(mdp, rng.normal(size=mdp.reward.shape)).ravel() for _ in range(columns)], axis=1)
+    return np.stack(
+        [bellman_backup(mdp, rng.normal(size=mdp.reward.shape)).ravel() for _ in range(columns)],
+        axis=1,
+    )
 
 
 def _errors(mdp: MDP, rank: int, seed: int) -> dict[str, float]:
@@ -99,11 +115,16 @@ def _errors(mdp: MDP, rank: int, seed: int) -> dict[str, float]:
         "Laplacian": laplacian_features(mdp, rank),
         "random": random_features(seed, mdp, rank),
     }
-    return {kind: inherent_bellman_error(mdp, phi, starts=4) / value_bound(mdp) for kind, phi in features.items()}
+    return {
+        kind: inherent_bellman_error(mdp, phi, starts=4) / value_bound(mdp)
+        for kind, phi in features.items()
+    }
 
 
 def _power_table(matrix: np.ndarray) -> Table:
-    table = Table(title="Algorithm 1: singular values √(λᵢ μᵢ) of TQ, 60 × 40", title_justify="left")
+    table = Table(
+        title="Algorithm 1: singular values √(λᵢ μᵢ) of TQ, 60 × 40", title_justify="left"
+    )
     rank = 3
     true = np.linalg.svd(matrix, compute_uv=False)[:rank]
     table.add_column("sweeps", justify="right")
@@ -126,7 +147,9 @@ def _error_table(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray
     for kind in errors:
         table.add_column(kind, justify="right")
     for i, rank in enumerate(ranks):
-        table.add_row(str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values()))
+        table.add_row(
+            str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values())
+        )
     return table
 
 
@@ -140,7 +163,10 @@ def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) 
     figures.plot_parameter_distribution(axes[0, 2], rounds, variance)
     mdp = _draw(AGGREGATED, 0)
     by_round = {
-        rank: [inherent_bellman_error(mdp, spectral_features(mdp, rank, iterations=k)[0], starts=4) for k in range(1, 6)]
+        rank: [
+            inherent_bellman_error(mdp, spectral_features(mdp, rank, iterations=k)[0], starts=4)
+            for k in range(1, 6)
+        ]
         for rank in (2, 4, 6)
     }
     figures.plot_error_over_rounds(axes[1, 0], by_round, value_bound(mdp))

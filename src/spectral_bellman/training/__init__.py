@@ -1,6 +1,5 @@
-"""Training: rounds, the two loops made of them, checkpoints, logs, and runs from first round to summary."""
+"""Training: actors, the learner, runs from their first round to their summary, and evaluation."""
 
-from spectral_bellman.training.config import TrainConfig
-from spectral_bellman.training.run import Broken, Result, resume, train
+from spectral_bellman.training.runner import Result, resume, train
 
-__all__ = ["Broken", "Result", "TrainConfig", "resume", "train"]
+__all__ = ["Result", "resume", "train"]

@@ -1,7 +1,7 @@
-"""The settings of a run, and how they are read back from its folder."""
+"""The settings of a run: how they are put together, and how they are read back from a folder."""
 
 import dataclasses
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,14 +9,24 @@ from typing import Any, Literal
 import tyro
 
 from spectral_bellman._names import did_you_mean
+from spectral_bellman.agents import choices
 from spectral_bellman.agents.config import AgentConfig
-from spectral_bellman.environments.atari import AtariProtocol
+from spectral_bellman.agents.presets import agent_config, find_preset
+from spectral_bellman.disk import run_folder
+from spectral_bellman.environments.api import EnvironmentSpec, PlayProtocol
+from spectral_bellman.environments.catalogue import FAMILIES, family_of
+
+SCORED = 3
+"""Evaluations in the last tenth of a run, which its score is the mean of."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A run: an agent, an environment, and how much of it. A frame is the emulator's in Atari, where an agent step is four of them;
-    elsewhere it is an agent step."""
+    """A run: an agent, an environment, and how much of it.
+
+    A frame of Atari is the emulator's, and an agent step is four of them. Elsewhere a frame is an
+    agent step.
+    """
 
     preset: tyro.conf.Positional[str]
     """The agent; sbm presets lists them."""
@@ -32,24 +42,27 @@ class TrainConfig:
     """Environments that each seed steps together."""
     round_steps: int = 8
     """Agent steps of each environment in a round."""
-    groups: int = 1
-    """Environments on the host: groups that the environments are divided into, each choosing actions while the others step."""
-    cores: int = 0
-    """Atari: cores to emulate on, divided among the seeds; 0: all there are. Every group has so many threads."""
-    dispatch_steps: int = 0
-    """Environments on the host: gradient steps that are sent to the device at once, and that an action may wait for; 0: all."""
+    staleness: int = 1
+    """Round t acts on the policy that round t − staleness published."""
     replay_capacity: int = 100_000
     """Transitions that the replay of each seed holds."""
+    groups: int = 1
+    """Environments on the host: groups that they form; one chooses actions while others step."""
+    cores: int = 0
+    """Atari: cores to emulate on, divided among the seeds; every group uses them. 0: all."""
+    dispatch_steps: int = 0
+    """Environments on the host: gradient steps that are sent to the device at once; 0: all."""
     replay_memory: Literal["device", "host"] = "device"
-    """Environments on the host: where the replay lies. In host memory, what is sampled crosses to the accelerator."""
+    """Environments on the host: where the replay lies. Samples of host memory are transferred."""
     log_frames: int = 0
     """Frames between log lines; 0: a hundred lines in the run."""
     eval_frames: int = 0
     """Frames between evaluations; 0: ten in the run."""
     eval_episodes: int = 10
     """Greedy episodes in an evaluation."""
-    eval_epsilon: float = 0.001
-    """ε of the evaluation."""
+    score_episodes: int = 30
+    """Greedy episodes in each of three evaluations in the last tenth of the run; their mean is a
+    seed's score."""
     eval_max_steps: int = 10_000
     """Agent steps after which an evaluation stops waiting for an episode."""
     checkpoint_minutes: float = 10.0
@@ -57,35 +70,51 @@ class TrainConfig:
     checkpoint_keep: int = 2
     """Checkpoints kept."""
     checkpoint_replay: Literal["on", "off"] = "on"
-    """Environments on the host: off leaves the replay out of checkpoints, which are small then; a resumed run fills it anew."""
+    """Environments on the host: off leaves out the replay, and a resume fills it anew."""
     tensorboard: bool = False
     """Write TensorBoard files too; needs the extra tensorboard."""
     wandb: str = ""
     """Log to this Weights & Biases project too; needs the extra wandb."""
-    atari: AtariProtocol | None = None
-    """How Atari games are played."""
+    protocol: tyro.conf.Suppress[PlayProtocol | None] = None
+    """How the games are played, for families with a choice."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The agent's settings."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "frames",
-            "seeds",
-            "num_envs",
-            "round_steps",
-            "groups",
-            "replay_capacity",
-            "eval_episodes",
-            "eval_max_steps",
-            "checkpoint_keep",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        for name in ("log_frames", "eval_frames", "checkpoint_minutes", "first_seed", "cores", "dispatch_steps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+        choices.require_all(
+            self,
+            count=(
+                "frames",
+                "seeds",
+                "num_envs",
+                "round_steps",
+                "staleness",
+                "groups",
+                "replay_capacity",
+                "eval_episodes",
+                "score_episodes",
+                "eval_max_steps",
+                "checkpoint_keep",
+            ),
+            not_negative=(
+                "log_frames",
+                "eval_frames",
+                "checkpoint_minutes",
+                "first_seed",
+                "cores",
+                "dispatch_steps",
+            ),
+        )
         if self.num_envs % self.groups:
-            raise ValueError(f"--num-envs {self.num_envs} cannot be divided into --groups {self.groups} of one size")
+            raise ValueError(
+                f"--num-envs {self.num_envs} cannot be divided into --groups {self.groups} of one "
+                "size"
+            )
+
+    @property
+    def frame_skip(self) -> int:
+        """Frames in an agent step."""
+        return self.protocol.frame_skip if self.protocol else 1
 
     @property
     def round_agent_steps(self) -> int:
@@ -95,7 +124,7 @@ class TrainConfig:
     @property
     def round_frames(self) -> int:
         """Frames in a round of one seed."""
-        return self.round_agent_steps * (self.atari.frame_skip if self.atari else 1)
+        return self.round_agent_steps * self.frame_skip
 
     @property
     def rounds(self) -> int:
@@ -114,6 +143,18 @@ class TrainConfig:
         return max(1, round(wanted / self.log_rounds)) * self.log_rounds
 
     @property
+    def score_rounds(self) -> frozenset[int]:
+        """The rounds after which the policy is evaluated for its score: log lines, and the end."""
+        early = [self.rounds * (30 - k) // 30 // self.log_rounds for k in range(1, SCORED)]
+        return frozenset({self.rounds, *(n * self.log_rounds for n in early if n)})
+
+    def episodes_at(self, number: int) -> int:
+        """Greedy episodes to play after ``number`` rounds; 0: no evaluation is due."""
+        if number in self.score_rounds:
+            return max(self.score_episodes, self.eval_episodes)
+        return self.eval_episodes if number % self.eval_rounds == 0 else 0
+
+    @property
     def samples_per_step(self) -> float:
         """Transitions sampled for gradient steps, for each agent step."""
         return self.agent.updates * self.agent.batch / self.round_agent_steps
@@ -123,37 +164,80 @@ class TrainConfig:
         return (number + 1) * self.round_agent_steps >= self.agent.warmup_steps
 
     def resolved(self) -> "TrainConfig":
-        """The same with every 0 that means "a share of the run" put in figures, so that a longer run keeps them."""
+        """The same with shares of the run in frames, so that a longer run keeps them."""
         return dataclasses.replace(
-            self, log_frames=self.log_rounds * self.round_frames, eval_frames=self.eval_rounds * self.round_frames
+            self,
+            log_frames=self.log_rounds * self.round_frames,
+            eval_frames=self.eval_rounds * self.round_frames,
         )
 
 
-def override(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    """The config with fields changed, its own or the agent's; an unknown name is answered with the nearest."""
-    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "atari"}
-    agents = {f.name for f in dataclasses.fields(AgentConfig)}
-    games = {f.name for f in dataclasses.fields(AtariProtocol)} if config.atari else set()
+def configure(
+    preset: str, spec: EnvironmentSpec, settings: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """The preset's settings on this environment, changed by flat ``settings``.
+
+    Raises:
+      ValueError: a setting is unknown, out of range, or not used by this agent and environment.
+    """
+    settings = dict(settings or {})
+    found, family = find_preset(preset), FAMILIES[spec.family]
+    chosen = {name: value for name, value in settings.items() if name in choices.KINDS}
+    run = {**family.run, **found.run}
+    agent = agent_config(preset, family.name, chosen, family.agent)
+    run_changes, agent_changes = family.suited(spec, run, choices.flat(agent), set(found.agent))
+    agent = choices.suited(agent, agent_changes)
+    run |= run_changes
+    config = TrainConfig(preset, spec.name, agent=agent, protocol=spec.protocol, **run)
+    return override(config, settings)
+
+
+def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
+    """The config with settings of the run, agent or protocol changed by their flat names."""
+    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "protocol"}
+    games: set[str] = set()
+    if config.protocol is not None:
+        games = {f.name for f in dataclasses.fields(config.protocol)}  # type: ignore[arg-type]
+    known = {*own, *choices.flat(config.agent), *games, *choices.KINDS}
+    known |= {name for name in changes if choices.users(name)}
     for name in changes:
-        if name not in own | agents | games:
-            hint = did_you_mean(name, own | agents | games)
+        if name not in known:
+            hint = did_you_mean(name, known)
             raise ValueError(f"there is no setting {name!r}" + (f"; {hint}" if hint else ""))
-    agent = dataclasses.replace(config.agent, **{k: v for k, v in changes.items() if k in agents})
-    atari = config.atari and dataclasses.replace(config.atari, **{k: v for k, v in changes.items() if k in games})
-    return dataclasses.replace(config, agent=agent, atari=atari, **{k: v for k, v in changes.items() if k in own})
+    agent = choices.override(
+        config.agent, {k: v for k, v in changes.items() if k not in own | games}
+    )
+    protocol: Any = config.protocol
+    if games & set(changes):
+        protocol = dataclasses.replace(protocol, **{k: changes[k] for k in games & set(changes)})
+    mine = {name: value for name, value in changes.items() if name in own}
+    return dataclasses.replace(config, agent=agent, protocol=protocol, **mine)
+
+
+def flat(config: TrainConfig) -> dict[str, Any]:
+    """Every setting of a run by its own name."""
+    return choices.flat(config)
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """The config as ``config.json`` has it."""
+    return choices.to_json(config)
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """The config of the run in a folder."""
-    path = folder / "config.json"
+    """The config of the run in a folder.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it is not one of this version.
+    """
+    content = run_folder.read_config(folder)
+    family = family_of(content["env"]) or FAMILIES["jax"]
+    known = {f.name for f in dataclasses.fields(TrainConfig)}
+    own = {name: value for name, value in content.items() if name in known}
+    # An object of the user's has no family by its name, and the protocol of none.
+    default = TrainConfig("", "", protocol=family.protocol if own.get("protocol") else None)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        agent = content["agent"] | {"hidden": tuple(content["agent"]["hidden"])}
-        atari = content.get("atari") and AtariProtocol(**content["atari"])
-        names = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "atari"}
-        own = {k: v for k, v in content.items() if k in names}
-        return TrainConfig(**own, atari=atari, agent=AgentConfig(**agent))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder} holds no run: there is no config.json in it") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not the config of a run of this version: {error}") from error
+        return choices.from_json(default, own)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / run_folder.CONFIG}: {error}") from error

@@ -1,153 +1,138 @@
-"""Evaluation of a checkpoint: greedy episodes, seeded apart from training, and films of them."""
+"""Greedy episodes: one player for environments on the device, one for environments on the host.
 
-import dataclasses
-import warnings
-from pathlib import Path
-from typing import Any
+Both act by ``agent.act(..., greedy=True)``. Evaluation during training, ``sbm evaluate`` and films
+use them.
+"""
 
-import imageio.v2 as imageio
-import imageio.v3 as iio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from spectral_bellman.analysis.provenance import provenance, write_json
-from spectral_bellman.environments import Made, make
-from spectral_bellman.environments.atari import AtariProtocol, seed_of
-from spectral_bellman.environments.gym import GymEnvironments, maker
-from spectral_bellman.training.config import TrainConfig, read_config
-from spectral_bellman.training.host_loop import Evaluation
-from spectral_bellman.training.logs import say
-from spectral_bellman.training.run import build, load_policies
-from spectral_bellman.training.seeds import Seeds
-
-FRAMES_PER_SECOND = 15
-MAX_PICTURES = 1_000
-SCREEN = (210, 160)
-"""Height and width of an Atari screen."""
+from spectral_bellman._arrays import RandomKey
+from spectral_bellman.agents.api import Agent, Timestep, first_timestep
+from spectral_bellman.environments.api import Environment, VectorEnvironment
 
 
-def evaluate(folder: Path, episodes: int, name: str | None, video: bool, console: Console, env: Any = None) -> dict[str, Any]:
-    """Play ``episodes`` greedy episodes with every seed of a run; write and return their returns."""
-    if episodes < 1:
-        raise ValueError(f"--episodes must be at least 1, got {episodes}")
-    config = dataclasses.replace(read_config(folder), eval_episodes=episodes)
-    made = make(config.env if env is None else env)
-    loop = build(config, made)
-    path, info = load_policies(folder, loop, name, console)
-    # A number no round of training has, so that no episode is one that was seen.
-    number = 2**30 + info["round"]
-    with console.status(f"playing {episodes} episodes with each of {config.seeds} seeds"):
-        if loop.host:
-            played = [part.evaluate(number) for part in loop.loops]
-            returns = np.stack([evaluation.returns for evaluation in played])
-        else:
-            loop.start_evaluation(number)
-            returns = np.stack([row for _, _, row in loop.evaluated()])
-    result = {
-        "checkpoint": path.name,
-        "frames": info["round"] * config.round_frames,
-        "episodes": episodes,
-        "epsilon": config.eval_epsilon,
-        "returns": {str(config.first_seed + i): [None if np.isnan(x) else float(x) for x in row] for i, row in enumerate(returns)},
-        "provenance": provenance(),
-    }
-    write_json(folder / "evaluation.json", result)
-    table = Table(
-        "seed",
-        "mean",
-        "median",
-        "lowest",
-        "highest",
-        "unfinished",
-        title=f"{config.preset} on {config.env}, greedy, ε = {config.eval_epsilon}",
+class Playing(NamedTuple):
+    """Greedy episodes on the device that are under way."""
+
+    time: Array
+    environments: Any
+    actor: Any
+    timestep: Timestep
+    returns: Array
+    running: Array
+
+
+class Played(NamedTuple):
+    """Greedy episodes on the host."""
+
+    number: int
+    """The block of episodes: what their seeds come from."""
+    returns: NDArray[Any]
+    """(episodes,), NaN for those that did not end in time."""
+    actions: list[NDArray[np.int32]]
+    """All actions of each episode."""
+
+
+def begin(
+    agent: Agent[Any, Any, Any], environment: Environment, key: RandomKey, episodes: int
+) -> Playing:
+    """Episodes on the device that have just begun."""
+    reset_key, _ = jax.random.split(key)
+    states, observation = jax.vmap(environment.reset)(jax.random.split(reset_key, episodes))
+    return Playing(
+        time=jnp.int32(0),
+        environments=states,
+        actor=agent.init_actor(episodes, reset_key),
+        timestep=first_timestep(observation),
+        returns=jnp.zeros(episodes),
+        running=jnp.ones(episodes, bool),
     )
-    for i, row in enumerate(returns):
-        ended = row[~np.isnan(row)]
-        shown = [f"{f(ended):.4g}" for f in (np.mean, np.median, np.min, np.max)] if len(ended) else ["–"] * 4
-        table.add_row(str(config.first_seed + i), *shown, str(int(np.sum(np.isnan(row)))))
-    console.print(table)
-    if video and made.game is not None:
-        for what, i in _best_and_median(returns[0]).items():
-            target = folder / f"episode-{path.name}-{what}.mp4"
-            with console.status(f"playing the {what} episode again, in colour"):
-                count = _film(target, made.game, config, number, i, played[0])
-            say(console, f"{target}: return {returns[0][i]:g}, {count:,} pictures")
-    elif video:
-        pictures = _device_pictures(loop, made) if made.device is not None else _host_pictures(loop, config, made)
-        target = folder / f"episode-{path.name}.gif"
-        iio.imwrite(target, pictures, duration=1000 / FRAMES_PER_SECOND, loop=0)
-        say(console, f"{target}: {len(pictures)} pictures")
-    loop.close()
-    return result
 
 
-def _best_and_median(returns: NDArray[Any]) -> dict[str, int]:
-    """Which episodes to show; those that did not end come last."""
-    order = np.argsort(np.where(np.isnan(returns), -np.inf, returns), kind="stable")
-    return {"best": int(order[-1]), "median": int(order[len(order) // 2])}
+def play_step(
+    agent: Agent[Any, Any, Any],
+    environment: Environment,
+    policy: Any,
+    key: RandomKey,
+    playing: Playing,
+) -> Playing:
+    """One step of all episodes; those that are over are stepped on, and not counted."""
+    time, states, actor, timestep, returns, running = playing
+    _, run_key = jax.random.split(key)
+    act_key, step_key = jax.random.split(jax.random.fold_in(run_key, time))
+    action, _, actor = agent.act(policy, actor, timestep, act_key, greedy=True)
+    states, step = jax.vmap(environment.step)(
+        states, action, jax.random.split(step_key, len(running))
+    )
+    returns = returns + jnp.where(running, step.reward, 0)
+    done = step.terminated | step.truncated
+    timestep = Timestep(step.observation, jnp.zeros_like(running), step.reward, action)
+    return Playing(time + 1, states, actor, timestep, returns, running & ~done)
 
 
-def _film(target: Path, game: str, config: TrainConfig, number: int, i: int, played: Evaluation) -> int:
-    """Play an evaluated episode again by its seed and actions, in colour and at full size, and write it as a film; its pictures."""
-    protocol = config.atari or AtariProtocol()
-    emulator = protocol.emulators(game, 1, 1, grayscale=False, img_height=SCREEN[0], img_width=SCREEN[1])
-    picture, _ = emulator.reset(seed=np.array([seed_of(config.first_seed, 1, i, number)]))
-    total, actions = 0.0, played.actions[i]
-    rate = 60 / protocol.frame_skip
-    film: Any
-    with (
-        warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # JAX's, of any fork; this one begins with exec
-        imageio.get_writer(target, fps=rate, codec="libx264", quality=8, macro_block_size=2) as film,
-    ):
-        film.append_data(picture[0, 0])
-        for action in actions[:-1]:
-            picture, reward, _, _, _ = emulator.step(np.array([action], np.int32))
-            total += float(reward[0])
-            film.append_data(picture[0, 0])
-        picture, reward, over, _, info = emulator.step(np.array([actions[-1]], np.int32))
-        total += float(reward[0])
-        film.append_data((info["final_obs"] if over[0] else picture)[0, 0])
-    if not np.isnan(played.returns[i]) and total != played.returns[i]:
-        raise ValueError(f"{target}: the episode was played with a return of {played.returns[i]:g} and came back with {total:g}")
-    return len(actions) + 1
+def device_returns(
+    agent: Agent[Any, Any, Any],
+    environment: Environment,
+    policy: Any,
+    key: RandomKey,
+    episodes: int,
+    max_steps: int,
+) -> Array:
+    """Returns (episodes,) of greedy episodes; NaN for those that did not end in time."""
+
+    def unfinished(playing: Playing) -> Array:
+        return jnp.any(playing.running) & (playing.time < max_steps)
+
+    def step(playing: Playing) -> Playing:
+        return play_step(agent, environment, policy, key, playing)
+
+    played = jax.lax.while_loop(unfinished, step, begin(agent, environment, key, episodes))
+    return jnp.where(played.running, jnp.nan, played.returns)
 
 
-def _device_pictures(loop: Seeds, made: Made) -> list[NDArray[np.uint8]]:
-    environment: Any = made.device
-    if not hasattr(environment, "render"):
-        raise ValueError(f"{made.name} cannot be shown: it has no render(state)")
-    policy = jax.tree.map(lambda x: x[0], loop.loops[0].state[1])
-    key = jax.random.key(2**31 - 1)
-    reset, step, render = jax.jit(environment.reset), jax.jit(environment.step), jax.jit(environment.render)
-    act = jax.jit(lambda o, k: loop.agent.act_greedily(policy, o[None], loop.loops[0].config.eval_epsilon, k)[0][0])
-    state, observation = reset(key)
-    pictures = [np.asarray(render(state))]
-    for time in range(MAX_PICTURES):
-        act_key, step_key = jax.random.split(jax.random.fold_in(key, time))
-        state, result = step(state, act(observation, act_key), step_key)
-        observation = result.observation
-        pictures.append(np.asarray(render(state)))
-        if result.terminated or result.truncated:
+GreedyAct = Callable[[Any, Array, Any, Any, Any, Array, Any], tuple[Any, Array, Array]]
+"""(actor, stack, frame, first, reward, previous action, time) -> actor, stack, action."""
+
+
+def play_on_host(
+    act: GreedyAct,
+    environments: VectorEnvironment,
+    actor: Any,
+    stack: Array,
+    number: int,
+    max_steps: int,
+) -> Played:
+    """Greedy episodes of all environments, which begin block ``number``."""
+    count = len(environments)
+    returns, running = np.zeros(count), np.ones(count, bool)
+    lengths = np.zeros(count, int)
+    frame, first = environments.reset(number), np.ones(count, bool)
+    reward, action = np.zeros(count, np.float32), jnp.zeros(count, jnp.int32)
+    chosen: list[NDArray[np.int32]] = []
+    for time in range(max_steps):
+        actor, stack, action = act(actor, stack, frame, first, reward, action, np.int32(time))
+        chosen.append(np.asarray(action))
+        step = environments.step(chosen[-1], running)
+        returns += np.where(running, step.reward, 0)
+        lengths += running
+        running &= ~step.first
+        frame, first, reward = (
+            step.next_observation,
+            step.first,
+            np.where(step.first, 0, step.reward),
+        )
+        if not running.any():
             break
-    return pictures
-
-
-def _host_pictures(loop: Seeds, config: TrainConfig, made: Made) -> list[NDArray[np.uint8]]:
-    if not config.env.startswith("gym/"):
-        raise ValueError(f"{made.name} cannot be shown: only environments that Gymnasium knows by name can be asked for pictures")
-    name = config.env.partition("/")[2]
-    environments = GymEnvironments(made.name, maker(name, render_mode="rgb_array"), [config.first_seed], 1, stream=2)
-    policy, key = loop.loops[0].state.published, jax.random.key(2**31 - 1)
-    act = jax.jit(lambda o, t: loop.agent.act_greedily(policy, o, config.eval_epsilon, jax.random.fold_in(key, t))[0])
-    observation, pictures = environments.reset(), [environments.render()]
-    for time in range(MAX_PICTURES):
-        step = environments.step(np.asarray(act(observation, time)))
-        observation = step.observation
-        pictures.append(environments.render())
-        if step.first[0]:
-            break
-    environments.close()
-    return pictures
+    actions = np.stack(chosen)
+    return Played(
+        number,
+        np.where(running, np.nan, returns),
+        [actions[:length, i] for i, length in enumerate(lengths)],
+    )

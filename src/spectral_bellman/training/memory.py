@@ -1,6 +1,5 @@
 """How much memory a run will need, before any of it is allocated."""
 
-import resource
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.programs import array_bytes
 
 
 class Memory(NamedTuple):
@@ -32,15 +32,21 @@ class Memory(NamedTuple):
         return (0 if self.aside else self.replay) + self.agent + self.working + self.process
 
 
-def estimate(loop: Any) -> Memory:
-    """What a loop will need: its state by shapes, and the working memory that the compiler reports."""
-    states = loop.shapes()
-    replay, rest = held(loop, states)
+def estimate(runners: Any) -> Memory:
+    """What a run will need: its state by shapes, and the compiler's report of working memory."""
+    states = runners.shapes()
+    replay, rest = held(runners, states)
     agent = states[0][0].agent
     # A seed's own axis comes first where seeds are vmapped.
     seeds = len(agent.theta) if agent.theta.ndim == 2 else 1
-    parameters = sum(int(np.prod(x.shape)) for x in jax.tree.leaves((agent.network, agent.theta, agent.backup))) // seeds
-    working = loop.loops[0].working()  # compiles, which the process remembers
+    parameters = (
+        sum(
+            int(np.prod(x.shape))
+            for x in jax.tree.leaves((agent.network, agent.theta, agent.beside))
+        )
+        // seeds
+    )
+    working = runners.runners[0].working()  # compiles, which the process remembers
     process = resident() if jax.default_backend() == "cpu" else 0
     return Memory(
         parameters=parameters,
@@ -48,20 +54,20 @@ def estimate(loop: Any) -> Memory:
         agent=rest,
         working=working,
         process=process,
-        aside=loop.host and loop.loops[0].config.replay_memory == "host" and jax.default_backend() != "cpu",
+        aside=runners.host
+        and runners.runners[0].config.replay_memory == "host"
+        and jax.default_backend() != "cpu",
     )
 
 
-def held(loop: Any, states: Any) -> tuple[int, int]:
-    """Bytes that a loop, whose ``shapes()`` are these, keeps from round to round: its replay, and everything else."""
-    replays = [part.replay_shapes() if loop.host else state[0].replay for part, state in zip(loop.loops, states, strict=True)]
-    replay = size(replays)
-    return replay, size(states) - (0 if loop.host else replay)
-
-
-def size(tree: Any) -> int:
-    """Bytes of the leaves of a tree of arrays or shapes."""
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def held(runners: Any, states: Any) -> tuple[int, int]:
+    """Bytes that runners keep, by their ``shapes()``: the replay, and everything else."""
+    replays = [
+        part.replay_shapes() if runners.host else state[0].replay
+        for part, state in zip(runners.runners, states, strict=True)
+    ]
+    replay = array_bytes(replays)
+    return replay, array_bytes(states) - (0 if runners.host else replay)
 
 
 def limit() -> int | None:
@@ -97,18 +103,24 @@ def check(memory: Memory, config: TrainConfig) -> None:
     bound, capacity = limit(), config.replay_capacity
     if memory.aside and (free := host_limit()) is not None and memory.replay > free:
         raise ValueError(
-            f"the replay needs {show(memory.replay)} of the host's memory, and {show(free)} are there: "
+            f"the replay needs {show(memory.replay)} of the host's memory, and {show(free)} are "
+            f"there: "
             f"--replay-capacity {int(0.95 * free / memory.replay * capacity)} would fit"
         )
     if bound is None or memory.total <= bound:
         return
     rest = memory.total - memory.replay
-    fits = 0 if memory.aside else max(0, int(0.95 * (bound - rest) / max(memory.replay, 1) * capacity))
-    cure = f"--replay-capacity {fits} would fit" if fits else "fewer --seeds or smaller batches would"
-    if not memory.aside and config.atari and jax.default_backend() != "cpu":
+    fits = (
+        0 if memory.aside else max(0, int(0.95 * (bound - rest) / max(memory.replay, 1) * capacity))
+    )
+    cure = (
+        f"--replay-capacity {fits} would fit" if fits else "fewer --seeds or smaller batches would"
+    )
+    if not memory.aside and config.protocol and jax.default_backend() != "cpu":
         cure += ", and --replay-memory host keeps it out of the accelerator"
     raise ValueError(
-        f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and {show(bound)} are there: {cure}"
+        f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and "
+        f"{show(bound)} are there: {cure}"
     )
 
 
@@ -124,4 +136,8 @@ def peak_resident() -> int:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        import resource  # not on every system
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
