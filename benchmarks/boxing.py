@@ -1,4 +1,4 @@
-"""Draws the curves of ``results/atari-h200/boxing.json``: greedy evaluations and how far noise and actions move Q apart.
+"""Draws `results/atari-h200/boxing.json`: greedy returns, and how far noise and actions move Q.
 
 python benchmarks/boxing.py
 """
@@ -13,7 +13,8 @@ import tyro
 
 EVALUATIONS = "evaluations (frames, mean return of 10 episodes)"
 VARIANTS = "sbm-dqn-ts, variants"
-GAP, NOISE = "best action above the mean of all (frames, value)", "how far the noise moves actions apart (frames, value)"
+GAP = "best action above the mean of all (frames, value)"
+NOISE = "how far the noise moves actions apart (frames, value)"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Figure:
 
 
 def group(run: dict[str, Any]) -> tuple[str, str] | None:
-    """Name and colour of a run's curve; None for those of settings that nobody uses any more."""
+    """Name and colour of a run's curve; None for settings that are no longer in use."""
     if run["learning_rate"] != 2.5e-4 or run["network"] != "centred":
         return None
     if run["preset"] == "dqn":
@@ -48,18 +49,21 @@ def main(config: Figure) -> None:
             continue
         name, colour = found
         frames, returns = zip(*run[EVALUATIONS], strict=True)
-        left.plot([f / 1e6 for f in frames], returns, color=colour, marker="o", ms=3, label=None if name in seen else name)
+        label = None if name in seen else name
+        left.plot([f / 1e6 for f in frames], returns, color=colour, marker="o", ms=3, label=label)
         seen.add(name)
         if NOISE in run and name != VARIANTS:
             for key, style in ((GAP, "-"), (NOISE, "--")):
                 frames, values = zip(*run[key], strict=True)
                 right.plot([f / 1e6 for f in frames], values, style, color=colour)
     left.axhline(0.1, color="black", lw=0.8, ls=":")
-    left.set(xlabel="million frames", ylabel="greedy return, 10 episodes", title="Boxing, one run each (dotted: random)")
+    left.set_title("Boxing, one run each (dotted: random)")
+    left.set(xlabel="million frames", ylabel="greedy return, 10 episodes")
     left.legend(fontsize=8)
     right.plot([], [], "k-", label="best action above the mean of all")
     right.plot([], [], "k--", label="how far Thompson's noise moves actions apart")
-    right.set(xlabel="million frames", ylabel="Q", yscale="log", ylim=(0.01, 10), title="Noise against what actions differ by")
+    right.set_title("Noise against the differences between actions")
+    right.set(xlabel="million frames", ylabel="Q", yscale="log", ylim=(0.01, 10))
     right.legend(fontsize=8)
     figure.savefig(config.out, dpi=130)
 

@@ -1,6 +1,8 @@
-"""Agent steps per second on CartPole-v1: this package's dqn against a DQN with one environment and one update a dispatch.
+"""Agent steps per second on CartPole-v1: this package's dqn against a single-file DQN.
 
-Same network, batch and ratio of updates, one after the other in one process on the same cores, each until its time is up:
+The single-file DQN has one environment and dispatches one update at a time. Both use the same
+network, batch and ratio of updates. They run one after the other in one process on the same cores,
+each for a fixed time:
 
     python benchmarks/cartpole.py
 """
@@ -16,7 +18,7 @@ from one_env_dqn import OneEnvDQN, run
 from rich.console import Console
 
 from spectral_bellman import train
-from spectral_bellman.analysis.provenance import provenance, write_json
+from spectral_bellman.disk.provenance import provenance, write_json
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,17 @@ def main(config: Benchmark) -> None:
             log_frames=5_000,
             checkpoint_minutes=60.0,
         )
-        lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    # The speed of a log line covers the rounds since the line before, not the evaluation; the first has the compilation in it.
+        lines = [
+            json.loads(line)
+            for line in (result.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
+    # The speed in a log line covers the rounds since the previous line, without the evaluation. The
+    # first line includes the compilation.
     speeds = sorted(line["frames_per_s"] for line in lines[1:])
     ours = speeds[len(speeds) // 2]
-    reached = next((line["frames"] for line in lines if (line.get("eval_return") or 0) >= 475), None)
+    reached = next(
+        (line["frames"] for line in lines if (line.get("eval_return") or 0) >= 475), None
+    )
     figures = {
         "agent steps per second, one environment": baseline["agent_steps_per_second"],
         "agent steps per second, dqn of this package": ours,
@@ -66,7 +74,9 @@ def main(config: Benchmark) -> None:
     }
     for name, value in figures.items():
         if name != "provenance":
-            console.print(f"{name}: {value:,.1f}" if value is not None else f"{name}: never", highlight=False)
+            console.print(
+                f"{name}: {value:,.1f}" if value is not None else f"{name}: never", highlight=False
+            )
     config.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(config.out, figures)
     console.print(str(config.out))

@@ -1,8 +1,9 @@
-"""The mean return of the episodes that were played side by side, as many as there are environments, from runs that are kept.
+"""The mean return of episodes that were played side by side, from kept runs.
 
     python benchmarks/episodes_together.py results/atari-dqn/*boxing* results/atari-dqn/*freeway*
 
-Long episodes begin together and end together: of those that end first a mean over the log's last lines says little.
+Each mean is over as many episodes as there are environments. Long episodes begin together and end
+together, quick ones first, so a mean over the last lines of the log alone would be biased.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from spectral_bellman.analysis.runs import load_run
+from spectral_bellman.report.runs import load_run
 
 
 @dataclass(frozen=True)

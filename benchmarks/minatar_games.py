@@ -1,8 +1,11 @@
-"""Whether pgx's MinAtar is the authors': the same scripted player in both (needs ``pip install --no-deps MinAtar``).
+"""Check pgx's MinAtar against the authors' MinAtar: the same scripted player in both.
+
+The script needs ``pip install --no-deps MinAtar``.
 
     python benchmarks/minatar_games.py
 
-Asterix: go for the nearest gold, out of the way of enemies. Freeway: up. The others: a random action for every four frames.
+The player goes for the nearest gold and avoids enemies in Asterix, and goes up in Freeway. In the
+other games it takes a random action for every four frames.
 """
 
 from collections.abc import Callable
@@ -17,7 +20,7 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 
-from spectral_bellman.analysis.provenance import provenance, write_json
+from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.minatar import GAMES, MinAtar
 
 MOVES = ((0, 0), (0, -1), (-1, 0), (0, 1), (1, 0))
@@ -61,7 +64,9 @@ def in_theirs(game: str, episodes: int, rng: np.random.Generator) -> list[tuple[
     try:
         from minatar.environment import Environment  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
-        raise SystemExit("the authors' games are not installed: pip install --no-deps MinAtar") from error
+        raise SystemExit(
+            "the authors' games are not installed: pip install --no-deps MinAtar"
+        ) from error
 
     env, found = Environment(game), []
     env.seed(1)
@@ -75,7 +80,9 @@ def in_theirs(game: str, episodes: int, rng: np.random.Generator) -> list[tuple[
     return found
 
 
-def in_ours(game: str, episodes: int, at_once: int, rng: np.random.Generator) -> list[tuple[float, int]]:
+def in_ours(
+    game: str, episodes: int, at_once: int, rng: np.random.Generator
+) -> list[tuple[float, int]]:
     """The same in pgx's."""
     env, found, key = MinAtar(game), list[tuple[float, int]](), jax.random.key(0)
     reset, step = jax.jit(jax.vmap(env.reset)), jax.jit(jax.vmap(env.step))
@@ -100,7 +107,9 @@ def main(config: Comparison) -> None:
     console, rows = Console(), dict[str, dict[str, Any]]()
     players: dict[str, Callable[[str], list[tuple[float, int]]]] = {
         "the authors'": lambda game: in_theirs(game, config.episodes, np.random.default_rng(0)),
-        "pgx's": lambda game: in_ours(game, config.episodes, config.at_once, np.random.default_rng(0)),
+        "pgx's": lambda game: in_ours(
+            game, config.episodes, config.at_once, np.random.default_rng(0)
+        ),
     }
     for game in GAMES:
         rows[game] = {}
@@ -111,7 +120,10 @@ def main(config: Comparison) -> None:
                 what: {"mean": round(mean[i], 3), "standard error": round(error[i], 3)}
                 for i, what in enumerate(("return", "length"))
             }
-            console.print(f"{game}, {name}: return {mean[0]:.2f} ± {error[0]:.2f}, length {mean[1]:.0f} ± {error[1]:.0f}")
+            console.print(
+                f"{game}, {name}: return {mean[0]:.2f} ± {error[0]:.2f}, "
+                f"length {mean[1]:.0f} ± {error[1]:.0f}"
+            )
     config.out.parent.mkdir(parents=True, exist_ok=True)
     write_json(config.out, {"episodes": config.episodes, "games": rows, "provenance": provenance()})
 

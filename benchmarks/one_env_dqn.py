@@ -1,23 +1,27 @@
-"""A DQN of the usual single-file kind, as the baseline of a speed comparison: one environment, one update a dispatch.
+"""A single-file DQN, the baseline of a speed comparison: one environment, one update a dispatch.
 
 taskset -c 1 python benchmarks/one_env_dqn.py --seed 1
 taskset -c 1 python benchmarks/one_env_dqn.py --profile
 
-Every environment step is a call of Gymnasium's Python, a row written to a NumPy ring on the host and, unless the action is random,
-a dispatch of a jitted argmax whose result the host waits for. Every `train_every` steps NumPy draws a batch from the ring and one
-jitted Adam step is dispatched, whose result stays on the device. The loss is the mean over the batch of
+Every environment step calls Gymnasium in Python and writes a row to a NumPy ring on the host.
+Unless the action is random, the step also dispatches a jitted argmax, and the host waits for the
+result. Every `train_every` steps NumPy draws a batch from the ring, and the host dispatches one
+jitted Adam step, whose result stays on the device. The loss is the mean over the batch of
 
     (Q(s, a) − r − γ (1 − terminated) max_a' Q̄(s', a'))²
 
-with Q̄ a copy of Q taken every `target_every` steps; an episode cut off by the time limit is not terminated, so it bootstraps.
+where Q̄ is a copy of Q, taken every `target_every` steps. An episode truncated by the time limit is
+not terminated, so it bootstraps.
 
-Agent steps per second count the steps after warm-up, acting and learning together; compilation, warm-up and evaluation are outside
-the clock. Random actions need no dispatch, so the figure depends on ε. `--profile` stops a second clock around every part of a
-step (and waits for every update), which makes the run itself slower: take the rate from a run without it.
+Agent steps per second count the steps after warm-up, acting and learning together. The clock
+excludes compilation, warm-up and evaluation. Random actions need no dispatch, so the rate depends
+on ε. `--profile` also times every part of a step, and waits for every update. Profiling slows the
+run, so take the rate from a run without `--profile`.
 
-The script turns JAX's asynchronous dispatch to the CPU off, as the host waits for nearly every call anyway and handing each to
-another thread costs more than it hides; `--asynchronous` leaves it on. Code that calls `run` itself has to set
-`jax_cpu_enable_async_dispatch` before its first JAX computation.
+The script turns off JAX's asynchronous dispatch to the CPU. The host waits for nearly every call
+anyway, and passing each call to another thread costs more than it hides. `--asynchronous` leaves it
+on. Code that calls `run` itself must set `jax_cpu_enable_async_dispatch` before its first JAX
+computation.
 """
 
 import time
@@ -85,10 +89,13 @@ class OneEnvDQN:
     def __post_init__(self) -> None:
         if not 0 < self.warmup < self.steps:
             raise ValueError(
-                f"warmup is {self.warmup}, which is not between 0 and steps = {self.steps}: raise steps or lower warmup"
+                f"warmup is {self.warmup}, which is not between 0 and steps = {self.steps}: "
+                "raise steps or lower warmup"
             )
         if self.replay < self.batch:
-            raise ValueError(f"replay is {self.replay}, less than one batch of {self.batch}: raise replay")
+            raise ValueError(
+                f"replay is {self.replay}, less than one batch of {self.batch}: raise replay"
+            )
 
 
 class Replay:
@@ -102,7 +109,14 @@ class Replay:
         self.rewards = np.zeros(size, np.float32)
         self.alive = np.zeros(size, np.float32)
 
-    def add(self, observation: np.ndarray, action: int, reward: float, terminated: bool, following: np.ndarray) -> None:
+    def add(
+        self,
+        observation: np.ndarray,
+        action: int,
+        reward: float,
+        terminated: bool,
+        following: np.ndarray,
+    ) -> None:
         """Write over the oldest transition."""
         i = self.head
         self.observations[i] = observation
@@ -117,7 +131,10 @@ class Replay:
     def sample(self, rng: np.random.Generator, batch: int) -> tuple[np.ndarray, ...]:
         """Draw transitions with replacement: s, a, r, 1 − terminated, s'."""
         rows = rng.integers(self.size if self.full else self.head, size=batch)
-        return tuple(x.take(rows, 0) for x in (self.observations, self.actions, self.rewards, self.alive, self.following))
+        return tuple(
+            x.take(rows, 0)
+            for x in (self.observations, self.actions, self.rewards, self.alive, self.following)
+        )
 
 
 def init_parameters(key: Array, sizes: tuple[int, ...]) -> Parameters:
@@ -161,7 +178,15 @@ def copy(parameters: Parameters) -> Parameters:
 def make_update(optimizer: Any, discount: float) -> Callable[..., tuple[Parameters, Any]]:
     """The jitted step of Adam on one batch; it donates the parameters and the optimiser's state."""
 
-    def error(online: Parameters, target: Parameters, s: Array, a: Array, r: Array, alive: Array, s_next: Array) -> Array:
+    def error(
+        online: Parameters,
+        target: Parameters,
+        s: Array,
+        a: Array,
+        r: Array,
+        alive: Array,
+        s_next: Array,
+    ) -> Array:
         goal = r + discount * alive * jnp.max(q_values(target, s_next))
         return q_values(online, s)[a] - goal
 
@@ -170,7 +195,9 @@ def make_update(optimizer: Any, discount: float) -> Callable[..., tuple[Paramete
         return jnp.mean(jnp.square(errors))
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def update(online: Parameters, state: Any, target: Parameters, *batch: Array) -> tuple[Parameters, Any]:
+    def update(
+        online: Parameters, state: Any, target: Parameters, *batch: Array
+    ) -> tuple[Parameters, Any]:
         changes, state = optimizer.update(jax.grad(loss)(online, target, *batch), state, online)
         return optax.apply_updates(online, changes), state
 
@@ -178,11 +205,17 @@ def make_update(optimizer: Any, discount: float) -> Callable[..., tuple[Paramete
 
 
 def evaluate(parameters: Parameters, envs: list[gymnasium.Env[Any, Any]], seed: int) -> float:
-    """Mean return of one greedy episode in each environment; the environments advance together to save dispatches."""
-    observations = np.stack([np.asarray(env.reset(seed=seed + i)[0], np.float32) for i, env in enumerate(envs)])
+    """Mean return of one greedy episode in each environment.
+
+    The environments advance together to save dispatches.
+    """
+    observations = np.stack(
+        [np.asarray(env.reset(seed=seed + i)[0], np.float32) for i, env in enumerate(envs)]
+    )
     returns, running = np.zeros(len(envs)), list(range(len(envs)))
     while running:
-        actions = np.asarray(greedy_each(parameters, observations))  # Waits, so the rows may be written again.
+        # np.asarray waits for the result, so the rows may be written again.
+        actions = np.asarray(greedy_each(parameters, observations))
         still = []
         for i in running:
             observations[i], reward, terminated, truncated, _ = envs[i].step(int(actions[i]))
@@ -196,15 +229,23 @@ def evaluate(parameters: Parameters, envs: list[gymnasium.Env[Any, Any]], seed: 
 def run(config: OneEnvDQN, progress: Callable[[int, float], None] | None = None) -> dict[str, Any]:
     """Train and measure; `progress` is given the step and mean return of each evaluation.
 
-    Returns agent_steps_per_second, evaluations as (step, mean return), solved_step and solved_seconds (the first evaluation that
-    reached `solved`, or None; the seconds count warm-up and training, neither compilation nor evaluation), steps, updates,
-    training_steps, training_seconds, warmup_seconds, and, with `profile`, the calls and seconds of each part.
+    Returns agent_steps_per_second, evaluations as (step, mean return), solved_step, solved_seconds,
+    steps, updates, training_steps, training_seconds, warmup_seconds and, with `profile`, the calls
+    and seconds of each part. solved_step and solved_seconds refer to the first evaluation that
+    reached `solved`, or are None. The seconds count warm-up and training, neither compilation nor
+    evaluation.
     """
     rng = np.random.default_rng(config.seed)
     env = gymnasium.make(config.env, disable_env_checker=True)
     envs = [gymnasium.make(config.env, disable_env_checker=True) for _ in range(config.episodes)]
-    if not isinstance(env.action_space, gymnasium.spaces.Discrete) or len(env.observation_space.shape or ()) != 1:
-        raise ValueError(f"{config.env} has no vector observations with discrete actions: choose one that has, such as CartPole-v1")
+    if (
+        not isinstance(env.action_space, gymnasium.spaces.Discrete)
+        or len(env.observation_space.shape or ()) != 1
+    ):
+        raise ValueError(
+            f"{config.env} has no vector observations with discrete actions: "
+            "choose one that has, such as CartPole-v1"
+        )
     actions, width = int(env.action_space.n), (env.observation_space.shape or (0,))[0]
     replay = Replay(config.replay, width)
     optimizer = optax.adam(config.learning_rate)
@@ -219,7 +260,11 @@ def run(config: OneEnvDQN, progress: Callable[[int, float], None] | None = None)
     int(greedy(online, np.zeros(width, np.float32)))
     int(greedy_each(online, np.zeros((config.episodes, width), np.float32))[0])
 
-    clock, parts, calls = time.perf_counter, defaultdict[str, float](float), defaultdict[str, int](int)
+    clock, parts, calls = (
+        time.perf_counter,
+        defaultdict[str, float](float),
+        defaultdict[str, int](int),
+    )
     profile = config.profile
 
     def lap(part: str, since: float) -> float:
@@ -316,7 +361,10 @@ def main(config: Annotated[OneEnvDQN, tyro.conf.arg(name="")], asynchronous: boo
     jax.config.update("jax_cpu_enable_async_dispatch", asynchronous)
     console = Console()
     facts = run(
-        config, lambda step, mean: console.print(f"step {step:>8,}   mean return of {config.episodes} episodes {mean:6.1f}")
+        config,
+        lambda step, mean: console.print(
+            f"step {step:>8,}   mean return of {config.episodes} episodes {mean:6.1f}"
+        ),
     )
     steps, updates, solved = facts["training_steps"], facts["updates"], facts["solved_step"]
     if facts["parts"]:
@@ -325,14 +373,20 @@ def main(config: Annotated[OneEnvDQN, tyro.conf.arg(name="")], asynchronous: boo
             table.add_column(column, justify="left" if column == "part" else "right")
         for part, of in sorted(facts["parts"].items(), key=lambda item: -item[1]["seconds"]):
             micro = 1e6 * of["seconds"]
-            table.add_row(part, f"{of['calls']:,}", f"{micro / of['calls']:.2f}", f"{micro / steps:.2f}")
+            table.add_row(
+                part, f"{of['calls']:,}", f"{micro / of['calls']:.2f}", f"{micro / steps:.2f}"
+            )
         console.print(table)
     reached = (
-        "not reached" if solved is None else f"at step {solved:,}, after {facts['solved_seconds']:.2f} s of warm-up and training"
+        "not reached"
+        if solved is None
+        else f"at step {solved:,}, after {facts['solved_seconds']:.2f} s of warm-up and training"
     )
     console.print(f"mean return of {config.solved:g}: {reached}")
-    rate = f"{facts['agent_steps_per_second']:,.0f} agent steps per second{' (slowed by the profile)' if config.profile else ''}"
-    console.print(f"{rate} over {steps:,} steps and {updates:,} updates   (device: {jax.devices()[0].device_kind})")
+    note = " (slowed by the profile)" if config.profile else ""
+    rate = f"{facts['agent_steps_per_second']:,.0f} agent steps per second{note}"
+    device = jax.devices()[0].device_kind
+    console.print(f"{rate} over {steps:,} steps and {updates:,} updates   (device: {device})")
 
 
 if __name__ == "__main__":
