@@ -1,0 +1,1 @@
+"""The commands of ``sbm``, a module each; ``main`` is the entry point."""

@@ -1,0 +1,105 @@
+"""The suites: runs that belong in one table, as data."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from spectral_bellman.scores import ATARI_EXPLORE, HUMAN, MINATAR
+
+ROWS = (
+    "dqn",
+    "dqn-ts",
+    "mse-dqn-ts",
+    "sbm-dqn-ts-no-orth",
+    "pvn-dqn",
+    "pvn-dqn-ts",
+    "sbm-dqn",
+    "sbm-dqn-ts",
+)
+"""Every DQN row of the paper's tables."""
+LINEAR = ("sbm-linear-dqn", "sbm-linear-dqn-ts")
+GAMES = tuple(f"minatar/{game}" for game in MINATAR)
+TUNED_ON = ("minatar/breakout", "minatar/asterix")
+
+
+class Block(NamedTuple):
+    """Every preset on every environment, with seeds 0 to ``seeds`` − 1."""
+
+    presets: tuple[str, ...]
+    envs: tuple[str, ...]
+    seeds: int
+    settings: Mapping[str, Any]
+
+
+class Suite(NamedTuple):
+    """Blocks of runs, and what they show."""
+
+    what: str
+    blocks: tuple[Block, ...]
+
+
+def _atari(*games: str) -> tuple[str, ...]:
+    return tuple(f"atari/{game}" for game in games)
+
+
+def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
+    """Each preset with its settings on five sizes, the quick ones first."""
+    blocks = []
+    for size, episodes in ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200)):
+        lengths = {
+            "frames": episodes * size,
+            "log_frames": 10 * size,
+            "replay_capacity": min(episodes, 1_000) * size,
+        }
+        env = (f"deep_sea/{size}",)
+        blocks += [Block((preset,), env, 10, {**lengths, **given}) for preset, given in ways]
+    return tuple(blocks)
+
+
+_MILLION = {"frames": 1_000_000}
+_TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
+_WAYS = ("epsilon", "thompson", "ucb", "propagated")
+
+SUITES = {
+    "minatar-dqn": Suite(
+        "the five games of MinAtar by four agents; every row of the paper on Breakout and Asterix",
+        (
+            Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-linear-dqn-ts"), GAMES, 10, _MILLION),
+            Block((*ROWS, *LINEAR), TUNED_ON, 10, _MILLION),
+        ),
+    ),
+    "dqn-minatar": Suite(
+        "DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)
+    ),
+    "dqn-dopamine": Suite(
+        "DQN as Dopamine has it, on the games where its curves are steadiest",
+        (
+            Block(
+                ("dqn-dopamine",),
+                _atari("boxing", "breakout", "space_invaders", "beam_rider", "asterix", "enduro"),
+                1,
+                _TEN_MILLION,
+            ),
+        ),
+    ),
+    "atari-dqn": Suite(
+        "sbm-linear-dqn-ts beside dqn: four games, three with sbm-dqn-ts too, then Atari Explore",
+        (
+            Block(
+                ("dqn", "sbm-linear-dqn-ts"),
+                _atari("boxing", "breakout", "pong", "freeway"),
+                1,
+                _TEN_MILLION,
+            ),
+            Block(("sbm-dqn-ts",), _atari("boxing", "breakout", "pong"), 1, _TEN_MILLION),
+            Block(("dqn", "sbm-linear-dqn-ts"), _atari(*ATARI_EXPLORE), 1, _TEN_MILLION),
+        ),
+    ),
+    "atari-55": Suite(
+        "the paper's benchmark: 55 games, every DQN row, ten seeds, 100 million agent steps",
+        (Block(ROWS, _atari(*HUMAN), 10, {"frames": 400_000_000, "eval_frames": 4_000_000}),),
+    ),
+    "deep-sea": Suite(
+        "episodes to solve DeepSea of five sizes, by each way to explore",
+        _deep_sea(("dqn", {}), *(("sbm-dqn-ts", {"exploration": way}) for way in _WAYS)),
+    ),
+}
