@@ -156,19 +156,21 @@ PRESETS = {
     "dqn-dopamine": Preset(
         "– (DQN of Dopamine)",
         {
-            "network": "nature",
+            "network": "padded",
+            "initial_weights": "xavier",
             "representation": "plain",
             "exploration": "epsilon",
-            "batch": 256,  # for 8 of 32: the learning rate times √8, Adam's ε by it
-            "updates": 128,
-            "learning_rate": 1.8e-4,
-            "adam_epsilon": 5e-5,
-            "target_rounds": 2,  # 8,192 agent steps, for 8,000
+            "batch": 32,
+            "updates": 512,  # one for every 4 agent steps
+            "learning_rate": 6.25e-5,
+            "adam_epsilon": 1.5e-4,
+            "target_rounds": 4,  # 8,192 agent steps, for 8,000
             "epsilon_end": 0.01,
             "epsilon_steps": 250_000,
             "warmup_steps": 20_000,
         },
-        {"num_envs": 256, "round_steps": 16, "replay_capacity": 1_000_000},
+        # Fewer environments than other presets have: episodes of older policies count less.
+        {"num_envs": 128, "round_steps": 16, "dispatch_steps": 32, "replay_capacity": 1_000_000},
     ),
 }
 
