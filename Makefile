@@ -1,6 +1,7 @@
 # Needs Python 3.11 or newer with pip, and make. Everything else goes into .venv, with the versions of requirements.lock.
 #   make run    train sbm-dqn-ts and dqn on a small default, and compare them
 #   make test   every check: format, lint, types, tests
+#   make test-all   the slow tests too
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -12,10 +13,10 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
 
-.PHONY: help install develop run test format lint types pytest lock clean
+.PHONY: help install develop run test test-all format lint types pytest lock clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/installed ## set up .venv
 
@@ -38,7 +39,10 @@ develop: .venv/developing ## and what the checks need
 run: install ## train sbm-dqn-ts and dqn on a small default: a table and a figure
 	@$(BIN)/sbm demo
 
-test: develop lint types pytest ## every check
+test: develop lint types pytest ## every check, without the slow tests
+
+test-all: develop lint types ## every check and every test
+	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal
 
 format: develop ## put the code into its format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
@@ -50,7 +54,7 @@ types: develop
 	@$(BIN)/mypy
 
 pytest: develop
-	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal
+	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal -m "not slow"
 
 COMPILE := uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade
 lock: ## choose the newest versions again (needs uv)

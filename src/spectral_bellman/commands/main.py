@@ -237,7 +237,7 @@ def _described(name: str, command: Any) -> Any:
             def configured(settings: Any) -> None:
                 command(settings)
 
-            flags = tyro.conf.OmitArgPrefixes[settings]  # type: ignore[misc]
+            flags = tyro.conf.OmitArgPrefixes[settings]
             configured.__annotations__["settings"] = flags
             function = configured
         function.__doc__ = command.__doc__
