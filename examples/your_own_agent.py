@@ -1,9 +1,10 @@
-"""A small Q-learning agent in plain JAX, and the lines, marked SBM, that turn it into the Spectral Bellman Method.
+"""A small Q-learning agent in plain JAX. Lines marked SBM add the Spectral Bellman Method.
 
 python examples/your_own_agent.py          Q-learning on its own features, ε-greedy
 python examples/your_own_agent.py --sbm    spectral features, Thompson sampling
 
-The task is a corridor of eight cells: start at the left end, go right to the other end, reward 1 there and the episode is over.
+The task is a corridor of eight cells. The agent starts at the left end. The right end pays reward 1
+and ends the episode.
 """
 
 import sys
@@ -33,7 +34,10 @@ class Params(NamedTuple):
 def init(key: Array) -> Params:
     """Fresh parameters."""
     keys = jax.random.split(key, 3)
-    layers = (jax.random.normal(keys[0], (CELLS, 64)), jax.random.normal(keys[1], (64, ACTIONS * D)) / 8)
+    layers = (
+        jax.random.normal(keys[0], (CELLS, 64)),
+        jax.random.normal(keys[1], (64, ACTIONS * D)) / 8,
+    )
     return Params(layers, jnp.zeros(D), ResidualParameters(D, keys[2]))
 
 
@@ -55,16 +59,21 @@ class Batch(NamedTuple):
 
 def q_loss(params: Params, target: Params, batch: Batch, frozen_features: bool) -> Array:
     """The loss of Q-learning."""
-    phi = jax.vmap(features, (None, 0))(params, batch.cell)[jnp.arange(len(batch.cell)), batch.action]
+    rows = jnp.arange(len(batch.cell))
+    phi = jax.vmap(features, (None, 0))(params, batch.cell)[rows, batch.action]
     phi = jax.lax.stop_gradient(phi) if frozen_features else phi
     q_next = jax.vmap(features, (None, 0))(target, batch.next_cell) @ target.theta
-    return jnp.mean(jnp.square(phi @ params.theta - jax.vmap(operators.one_step)(batch.reward, batch.discount, q_next)))
+    backup = jax.vmap(operators.one_step)(batch.reward, batch.discount, q_next)
+    return jnp.mean(jnp.square(phi @ params.theta - backup))
 
 
-def sbm_loss(params: Params, target: Params, batch: Batch, covariances: Any, key: Array) -> tuple[Array, Any]:  # SBM
+def sbm_loss(  # SBM
+    params: Params, target: Params, batch: Batch, covariances: Any, key: Array
+) -> tuple[Array, Any]:
     """Q-learning moves θ alone; φ and θ̃ learn to be closed under the Bellman operator."""
     theta = objective.sample_parameters(key, jax.lax.stop_gradient(params.theta), 1e-2, samples=64)
-    phi = jax.vmap(features, (None, 0))(params, batch.cell)[jnp.arange(len(batch.cell)), batch.action]
+    rows = jnp.arange(len(batch.cell))
+    phi = jax.vmap(features, (None, 0))(params, batch.cell)[rows, batch.action]
     phi_next = jax.vmap(features, (None, 0))(target, batch.next_cell)
     targets = operators.one_step_targets(batch.reward, batch.discount, phi_next, theta)
     theta_tilde = jax.vmap(params.theta_tilde)(theta)
@@ -74,10 +83,11 @@ def sbm_loss(params: Params, target: Params, batch: Batch, covariances: Any, key
 
 @jax.jit
 def explore(params: Params, cells: Array, actions: Array, used: Array, z: Array) -> Array:  # SBM
-    """θ_TS for an episode, from Σ over the replay (``used`` is 1 for rows that hold a transition)."""
+    """θ_TS for an episode, from Σ over the replay; ``used`` is 1 for rows with a transition."""
     phi = jax.vmap(features, (None, 0))(params, cells)[jnp.arange(len(cells)), actions]
     sigma = posterior.precision(phi * used[:, None], ridge=0.1)
-    return posterior.thompson_parameters(z, params.theta, posterior.factor(sigma), posterior.exploration_scale(sigma, DISCOUNT))
+    scale = posterior.exploration_scale(sigma, DISCOUNT)
+    return posterior.thompson_parameters(z, params.theta, posterior.factor(sigma), scale)
 
 
 def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], float]:
@@ -89,9 +99,13 @@ def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], flo
     opt_state, covariances = optimizer.init(params), objective.init_covariances(D)
 
     @jax.jit
-    def update(params: Params, target: Params, opt_state: Any, covariances: Any, batch: Batch, key: Array) -> tuple[Any, ...]:
+    def update(
+        params: Params, target: Params, opt_state: Any, covariances: Any, batch: Batch, key: Array
+    ) -> tuple[Any, ...]:
         if sbm:  # SBM
-            grads, covariances = jax.grad(sbm_loss, has_aux=True)(params, target, batch, covariances, key)
+            grads, covariances = jax.grad(sbm_loss, has_aux=True)(
+                params, target, batch, covariances, key
+            )
         else:
             grads = jax.grad(q_loss)(params, target, batch, frozen_features=False)
         updates, opt_state = optimizer.update(grads, opt_state)
@@ -103,14 +117,17 @@ def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], flo
     for step in range(steps):
         if age == 0 and sbm:  # SBM
             z = jnp.asarray(rng.normal(size=D), jnp.float32)
-            theta_act = explore(params, replay.cell, replay.action, (np.arange(steps) < step).astype(np.float32), z)
+            used = (np.arange(steps) < step).astype(np.float32)
+            theta_act = explore(params, replay.cell, replay.action, used, z)
         elif not sbm:
             theta_act = params.theta
         epsilon = max(0.05, 1 - step / 500) if not sbm else float(step < 200)
-        action = int(rng.integers(ACTIONS) if rng.random() < epsilon else greedy(params, theta_act, cell))
+        explores = rng.random() < epsilon
+        action = int(rng.integers(ACTIONS) if explores else greedy(params, theta_act, cell))
         next_cell = min(max(cell + 2 * action - 1, 0), CELLS - 1)
         done = next_cell == CELLS - 1
-        for column, value in zip(replay, (cell, action, float(done), 0.0 if done else DISCOUNT, next_cell), strict=True):
+        transition = (cell, action, float(done), 0.0 if done else DISCOUNT, next_cell)
+        for column, value in zip(replay, transition, strict=True):
             column[step] = value
         cell, age = next_cell, age + 1
         if done or age == LIMIT:
@@ -120,7 +137,9 @@ def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], flo
             key, subkey = jax.random.split(key)
             rows = rng.integers(step + 1, size=64)
             batch = Batch(*(column[rows] for column in replay))
-            params, opt_state, covariances = update(params, target, opt_state, covariances, batch, subkey)
+            params, opt_state, covariances = update(
+                params, target, opt_state, covariances, batch, subkey
+            )
             if step % 50 == 0:
                 target = params
     return returns, float(jnp.max(features(params, 0) @ params.theta))
@@ -128,5 +147,6 @@ def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], flo
 
 if __name__ == "__main__":
     episode_returns, start_value = train(sbm="--sbm" in sys.argv[1:])
-    print(f"mean return of the last 20 episodes: {np.mean(episode_returns[-20:]):.3f} (best possible {OPTIMUM:.3f})")
+    mean = np.mean(episode_returns[-20:])
+    print(f"mean return of the last 20 episodes: {mean:.3f} (best possible {OPTIMUM:.3f})")
     print(f"value of the start: {start_value:.3f} (true {OPTIMUM:.3f})")

@@ -1,4 +1,4 @@
-"""What every public function does to its arguments first: check them against its annotations, agree on one dtype.
+"""Argument checks for every public function: shapes against annotations, and one common dtype.
 
 Nothing here knows about reinforcement learning.
 """
@@ -22,18 +22,23 @@ Scalar = float | Float[Array, ""]
 """A number, or an array of rank 0 (which may be traced)."""
 
 RandomKey = Key[Array, ""] | UInt32[Array, "2"]
-"""A key of ``jax.random.key``, or an old one of ``jax.random.PRNGKey``."""
+"""A key from ``jax.random.key``, or an old-style key from ``jax.random.PRNGKey``."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check array arguments against their annotations and give them one floating dtype.
 
-    ``Float[Array, "B d"]`` asks for rank 2, and for the same ``B`` and ``d`` wherever they are named; ``T_plus_1`` is one more than
-    ``T``, and ``...`` any leading axes. Anything ``jnp.asarray`` takes is accepted; integers become floats where floats are
-    expected. The common dtype is the widest among arrays that are no scalars, and float32 at least.
+    ``Float[Array, "B d"]`` requires rank 2, and the same ``B`` and ``d`` in every argument that
+    names them. ``T_plus_1`` is one more than ``T``; ``...`` stands for any leading axes. Every
+    value that ``jnp.asarray`` takes is accepted. Integers become floats where the annotation is a
+    float. The common dtype is the widest dtype of the non-scalar arguments, and at least float32.
     """
     signature = inspect.signature(function)
-    kinds = {name: kind for name, p in signature.parameters.items() if (kind := _kind(p.annotation)) is not None}
+    kinds = {
+        name: kind
+        for name, p in signature.parameters.items()
+        if (kind := _kind(p.annotation)) is not None
+    }
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -49,7 +54,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         dtype = _common_dtype([x for name, x in floating.items() if kinds[name][0] != ""])
         bound.arguments.update(arrays)
         for name, x in floating.items():
-            # What is known stays known inside jit, so that a wrong number can be refused there too.
+            # A concrete number stays concrete inside jit, so that a wrong one is refused there too.
             with jax.ensure_compile_time_eval() if is_concrete(x) else contextlib.nullcontext():
                 bound.arguments[name] = x.astype(dtype)
         return function(*bound.args, **bound.kwargs)
@@ -58,35 +63,37 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def product(a: Array, b: Array) -> Array:
-    """a @ b of two matrices in full precision, where the default of recent GPUs keeps 10 bits of float32.
+    """a @ b of two matrices in full precision; the default on recent GPUs keeps 10 bits of float32.
 
-    Unlike ``jnp.matmul`` it names no dtype, which JAX would check again when ``vmap`` meets a loop, by then in float32 mode.
+    Unlike ``jnp.matmul``, this function names no dtype. JAX checks a named dtype again when
+    ``vmap`` meets a loop, and by then JAX is back in float32 mode.
     """
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
 def known(value: Any) -> float | None:
-    """The number that a scalar holds, so that a wrong one can be refused; None if ``jit`` or ``vmap`` traces it."""
+    """The value of a scalar, for argument checks; None if ``jit`` or ``vmap`` traces the scalar."""
     return float(value) if is_concrete(value) else None
 
 
 def is_concrete(value: Any) -> bool:
-    """Whether the value, or every part of a list, is there now; what ``jit`` and ``vmap`` trace is not."""
+    """Whether a value, or every leaf of a tree, is concrete: not traced by ``jit`` or ``vmap``."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def is_broken(result: Array) -> bool:
-    """Whether a result is known to hold NaN or infinity, and must be refused; a traced one is not known."""
+    """Whether a concrete result holds NaN or infinity and must be refused; False if traced."""
     return is_concrete(result) and not bool(jnp.all(jnp.isfinite(result)))
 
 
 def in_float64(function: Callable[..., R]) -> Callable[..., R]:
-    """Compute in float64 whatever the mode of JAX, and give the result in the dtype of the first argument.
+    """Compute in float64 in every mode of JAX; return the dtype of the first argument.
 
-    For positional arguments that are floating arrays, or trees of them. Works under ``jit``, ``vmap`` and ``grad`` of code that is
-    float32 throughout, loops included. There JAX differentiates long after this function has returned, so it is given a backward
-    pass that turns float64 on again (but no forward mode, and no second derivative of loops). Inside, multiply matrices with
-    ``product``, for the like reason.
+    The arguments are positional, and floating arrays or trees of them. The wrapper works under
+    ``jit``, ``vmap`` and ``grad`` of float32 code, loops included. JAX differentiates such code
+    long after this function has returned, so the wrapper defines a backward pass that turns float64
+    on again. Forward mode and second derivatives of loops are not supported. Inside the wrapped
+    function, multiply matrices with ``product``: its docstring gives a similar reason.
     """
 
     def forward(*args: Any) -> Any:
@@ -98,7 +105,9 @@ def in_float64(function: Callable[..., R]) -> Callable[..., R]:
         with jax.enable_x64(True):
             _, pull_back = jax.vjp(function, *_cast(args, jnp.float64))
             wide = pull_back(_cast(cotangent, jnp.float64))
-            return jax.tree.map(lambda x, like: jax.lax.convert_element_type(x, like.dtype), wide, args)
+            return jax.tree.map(
+                lambda x, like: jax.lax.convert_element_type(x, like.dtype), wide, args
+            )
 
     wrapped = jax.custom_vjp(forward)
     wrapped.defvjp(lambda *args: (forward(*args), args), backward)
@@ -114,8 +123,12 @@ def _is_floating(value: Any) -> bool:
 
 
 def _kind(annotation: Any) -> tuple[str, bool] | None:
-    """The shape a parameter is annotated with and whether it is floating; None for what is no array, or may have two shapes."""
-    shaped = [option for option in typing.get_args(annotation) or (annotation,) if hasattr(option, "dim_str")]
+    """The annotated shape, and whether the dtype is floating; None unless one shape is given."""
+    shaped = [
+        option
+        for option in typing.get_args(annotation) or (annotation,)
+        if hasattr(option, "dim_str")
+    ]
     return (shaped[0].dim_str, "float32" in shaped[0].dtypes) if len(shaped) == 1 else None
 
 
@@ -124,9 +137,14 @@ def _as_array(function: str, name: str, kind: tuple[str, bool], value: Any) -> A
         with jax.ensure_compile_time_eval() if is_concrete(value) else contextlib.nullcontext():
             array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{function}: {name} must be an array of shape {_show(kind[0])}, not {value!r:.80}") from error
+        raise TypeError(
+            f"{function}: {name} must be an array of shape {_show(kind[0])}, not {value!r:.80}"
+        ) from error
     if not kind[1] and not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{function}: {name} must hold integers, not {array.dtype}; cast it, e.g. {name}.astype(int)")
+        raise TypeError(
+            f"{function}: {name} must hold integers, not {array.dtype}; "
+            f"cast it, e.g. {name}.astype(int)"
+        )
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise TypeError(f"{function}: {name} must be real, not {array.dtype}")
     return array
@@ -147,17 +165,22 @@ def _check_shapes(function: str, expected: dict[str, str], arrays: dict[str, Arr
             shape = shape[len(shape) - len(axes) :] if len(shape) >= len(axes) else shape
         if len(shape) != len(axes):
             hint = "; put jax.vmap around the call for a batch" if len(shape) > len(axes) else ""
-            raise ValueError(f"{function}: {name} must have shape {_show(dims)}, got {arrays[name].shape}{hint}")
+            raise ValueError(
+                f"{function}: {name} must have shape {_show(dims)}, got {arrays[name].shape}{hint}"
+            )
         for axis, size in zip(axes, shape, strict=True):
             symbol, _, plus = axis.partition("_plus_")
             size -= int(plus or 0)
             first, where = sizes.setdefault(symbol, (size, name))
             if first != size and where == name:
-                raise ValueError(f"{function}: {name} must be square, {_show(dims)}, got {arrays[name].shape}")
+                raise ValueError(
+                    f"{function}: {name} must be square, {_show(dims)}, got {arrays[name].shape}"
+                )
             if first != size:
                 raise ValueError(
-                    f"{function}: {name} has shape {arrays[name].shape} and {where} {arrays[where].shape}, which disagree on "
-                    f"{symbol}: {where} is {_show(expected[where])} and {name} {_show(dims)}"
+                    f"{function}: {name} has shape {arrays[name].shape} and {where} "
+                    f"{arrays[where].shape}, which disagree on {symbol}: "
+                    f"{where} is {_show(expected[where])} and {name} {_show(dims)}"
                 )
 
 
@@ -167,7 +190,7 @@ def _show(dims: str) -> str:
 
 
 def as_float64(value: Any, name: str, shape: str) -> np.ndarray:
-    """A NumPy float64 copy of a concrete array, which must be finite and of the rank of ``shape`` (such as "S A")."""
+    """A NumPy float64 copy of an array; it must be finite and of the rank of ``shape`` ("S A")."""
     array = np.array(value, dtype=np.float64)
     if array.ndim != len(shape.split()):
         raise ValueError(f"{name} must have shape {_show(shape)}, got {array.shape}")
@@ -175,7 +198,7 @@ def as_float64(value: Any, name: str, shape: str) -> np.ndarray:
     if len(bad):
         where = tuple(int(i) for i in bad[0])
         raise ValueError(
-            f"{name}{list(where)} is {array[where]}; {len(bad)} of {array.size} entries are not finite, and each must be a number: "
-            f"look at what made {name}"
+            f"{name}{list(where)} is {array[where]}; {len(bad)} of {array.size} entries are not "
+            f"finite, and each must be a number: look at what made {name}"
         )
     return array

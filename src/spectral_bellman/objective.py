@@ -1,7 +1,8 @@
-"""The losses of the Spectral Bellman Method, and what they need: covariances, norms, samples of θ and solutions for θ̃.
+"""The losses of the Spectral Bellman Method, and their inputs.
 
-Shapes: ``B`` state-action pairs, ``M`` parameters θ, features of dimension ``d``. Targets are the B×M grid TQ_θ(s, a) of
-``operators``. Networks and optimisers live elsewhere.
+The inputs are covariances, norms of features, samples of θ and solutions for θ̃. Shapes: ``B``
+state-action pairs, ``M`` parameters θ, features of dimension ``d``. Targets are the B×M grid
+TQ_θ(s, a) from ``operators``. Networks and optimisers live elsewhere.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,15 @@ import jax.scipy.linalg
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from spectral_bellman._arrays import RandomKey, Scalar, checked, in_float64, is_broken, known, product
+from spectral_bellman._arrays import (
+    RandomKey,
+    Scalar,
+    checked,
+    in_float64,
+    is_broken,
+    known,
+    product,
+)
 
 
 @checked
@@ -29,8 +38,9 @@ def spectral_loss(
         L1 = E[φᵀ Λ2 φ] − 2 E[TQ_θ φᵀ sg(θ̃)]
         L2 = E[θ̃ᵀ Λ1 θ̃] − 2 E[TQ_θ θ̃ᵀ sg(φ)]
 
-    The gradient in φ comes from L1 alone and the gradient in θ̃ from L2 alone; none flows through the targets or the covariances.
-    With Λ1 and Λ2 of the very same batch it equals the gradient of ``bellman_mse``.
+    The gradient in φ comes from L1 alone and the gradient in θ̃ from L2 alone. No gradient flows
+    through the targets or the covariances. With Λ1 and Λ2 computed from the same batch, the
+    gradient equals the gradient of ``bellman_mse``.
 
     Args:
       phi: φ(s, a).
@@ -44,31 +54,45 @@ def spectral_loss(
     backup_phi = product(targets, jax.lax.stop_gradient(theta_tilde)) / samples
     backup_theta = product(targets.T, jax.lax.stop_gradient(phi)) / batch
     loss_phi = _mean_quadratic(phi, param_cov) - 2 * jnp.sum(phi * backup_phi) / batch
-    loss_theta = _mean_quadratic(theta_tilde, feature_cov) - 2 * jnp.sum(theta_tilde * backup_theta) / samples
+    loss_theta = (
+        _mean_quadratic(theta_tilde, feature_cov)
+        - 2 * jnp.sum(theta_tilde * backup_theta) / samples
+    )
     return loss_phi + loss_theta
 
 
 @checked
-def bellman_mse(phi: Float[Array, "B d"], theta_tilde: Float[Array, "M d"], targets: Float[Array, "B M"]) -> Float[Array, ""]:
-    """The naive objective (section 3.1): E[(φᵀθ̃(θ) − TQ_θ)²] over the whole grid, without gradient through the targets."""
+def bellman_mse(
+    phi: Float[Array, "B d"], theta_tilde: Float[Array, "M d"], targets: Float[Array, "B M"]
+) -> Float[Array, ""]:
+    """The naive objective (section 3.1): E[(φᵀθ̃(θ) − TQ_θ)²] over the whole grid.
+
+    No gradient flows through the targets.
+    """
     residual = product(phi, theta_tilde.T) - jax.lax.stop_gradient(targets)
     return jnp.mean(jnp.square(residual))
 
 
 @checked
-def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | None = None) -> Float[Array, ""]:
+def orthogonality_loss(
+    x: Float[Array, "N d"], weights: Float[Array, "d d"] | None = None
+) -> Float[Array, ""]:
     """The orthogonality regulariser (appendix E.1): Σ_{i≠j} w_ij (E[x_i x_j])², unbiased.
 
-    The square of an expectation is estimated over pairs of distinct samples n ≠ m, Σ_{i≠j} w_ij x_ni x_nj x_mi x_mj, so the
-    estimate may be negative although what it estimates is not.
+    The square of an expectation is estimated over pairs of distinct samples n ≠ m:
+    Σ_{i≠j} w_ij x_ni x_nj x_mi x_mj. The estimate can therefore be negative, although the estimated
+    quantity is not.
 
     Args:
       x: N ≥ 2 samples of φ or θ̃.
-      weights: the paper's λ_ij or μ_ij, one for each pair; all one if not given. The diagonal is not used.
+      weights: the paper's λ_ij or μ_ij, one for each pair (default: all one). The diagonal is not
+        used.
     """
     samples, d = x.shape
     if samples < 2:
-        raise ValueError(f"orthogonality_loss: x has {samples} sample(s); an unbiased estimate needs at least 2")
+        raise ValueError(
+            f"orthogonality_loss: x has {samples} sample(s); an unbiased estimate needs at least 2"
+        )
     off_diagonal = 1 - jnp.eye(d, dtype=x.dtype)
     weights = off_diagonal if weights is None else weights * off_diagonal
     squared = jnp.square(x)
@@ -78,8 +102,10 @@ def orthogonality_loss(x: Float[Array, "N d"], weights: Float[Array, "d d"] | No
 
 
 @checked
-def update_covariance(cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar) -> Float[Array, "d d"]:
-    """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N, α being the weight of the new batch."""
+def update_covariance(
+    cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar
+) -> Float[Array, "d d"]:
+    """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N; α weighs the new batch."""
     _check_alpha("update_covariance", alpha)
     return (1 - alpha) * cov + alpha * _second_moment(x)
 
@@ -92,11 +118,11 @@ class Covariances(NamedTuple):
     parameter: Float[Array, "d d"]
     """Λ2 = E[θ̃ θ̃ᵀ]."""
     started: Bool[Array, ""]
-    """Whether a batch has been seen; the first one replaces what is there."""
+    """Whether a batch has been seen; the first batch replaces the initial zeros."""
 
 
 def init_covariances(d: int, dtype: DTypeLike | None = None) -> Covariances:
-    """The state before the first batch, in ``dtype`` (JAX's default if not given), which it keeps."""
+    """The state before the first batch; updates keep its ``dtype`` (JAX's default if not given)."""
     return Covariances(jnp.zeros((d, d), dtype), jnp.zeros((d, d), dtype), jnp.zeros((), bool))
 
 
@@ -112,32 +138,42 @@ def representation_loss(
     param_orthogonality: float | Float[Array, "..."] = 0.0,
     mse: bool = False,
 ) -> tuple[Float[Array, ""], tuple[Covariances, dict[str, Float[Array, ""]]]]:
-    """The unconstrained objective of appendix E.1, the one loss to add to an agent: L1 + L2 + L_orth.
+    """The unconstrained objective of appendix E.1: L1 + L2 + L_orth.
 
-    Differentiate it in the parameters of φ and θ̃ with ``jax.value_and_grad(..., has_aux=True)``:
+    This is the only loss to add to an agent. Differentiate it with respect to the parameters of φ
+    and θ̃ with ``jax.value_and_grad(..., has_aux=True)``:
 
         phi = unit_norm(network(states))[jnp.arange(B), actions]
         theta = sample_parameters(key, theta_hat, 1e-2, M)
-        targets = operators.one_step_targets(rewards, discounts, target_network(next_states), theta)
-        loss, (covariances, metrics) = representation_loss(phi, jax.vmap(theta_tilde)(theta), targets, covariances)
+        phi_next = target_network(next_states)
+        targets = operators.one_step_targets(rewards, discounts, phi_next, theta)
+        loss, (covariances, metrics) = representation_loss(
+            phi, jax.vmap(theta_tilde)(theta), targets, covariances
+        )
 
     Args:
       phi: φ(s, a), after ``clip_norm`` or ``unit_norm`` if wanted.
       theta_tilde: θ̃(θ), from a network or explicit.
       targets: TQ_θ(s, a).
-      covariances: Λ1 and Λ2 before this batch; they are updated with it before use, so that α = 1 is Bellman MSE.
+      covariances: Λ1 and Λ2 before this batch. This batch updates them before use, so α = 1 is the
+        Bellman MSE.
       alpha: the weight of this batch in the moving averages.
       feature_orthogonality: weight of the regulariser on φ, one number or one for each pair (μ_ij).
-      param_orthogonality: the same on θ̃ (λ_ij). Its moment is not centred and grows like ‖θ̂‖⁴: keep it small.
+      param_orthogonality: weight of the regulariser on θ̃, likewise (λ_ij). The moment of θ̃ is not
+        centred and grows like ‖θ̂‖⁴, so keep the weight small.
       mse: use ``bellman_mse`` in place of ``spectral_loss``.
 
     Returns:
       The loss, then the new covariances and the terms of the loss by name.
     """
-    if covariances.feature.shape != (phi.shape[1],) * 2 or covariances.parameter.shape != (phi.shape[1],) * 2:
+    if (
+        covariances.feature.shape != (phi.shape[1],) * 2
+        or covariances.parameter.shape != (phi.shape[1],) * 2
+    ):
         raise ValueError(
-            f"representation_loss: covariances are {covariances.feature.shape} and {covariances.parameter.shape}, but phi has "
-            f"{phi.shape[1]} features; start from init_covariances({phi.shape[1]})"
+            f"representation_loss: covariances are {covariances.feature.shape} and "
+            f"{covariances.parameter.shape}, but phi has {phi.shape[1]} features; "
+            f"start from init_covariances({phi.shape[1]})"
         )
     _check_alpha("representation_loss", alpha)
     weight = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
@@ -146,16 +182,27 @@ def representation_loss(
     terms = {"bellman_mse": bellman_mse(phi, theta_tilde, targets)}
     if not mse:
         terms["spectral"] = spectral_loss(phi, theta_tilde, targets, feature_cov, param_cov)
-    terms["feature_orthogonality"] = _weighted_orthogonality("feature_orthogonality", phi, feature_orthogonality)
-    terms["param_orthogonality"] = _weighted_orthogonality("param_orthogonality", theta_tilde, param_orthogonality)
-    loss = terms["bellman_mse" if mse else "spectral"] + terms["feature_orthogonality"] + terms["param_orthogonality"]
+    terms["feature_orthogonality"] = _weighted_orthogonality(
+        "feature_orthogonality", phi, feature_orthogonality
+    )
+    terms["param_orthogonality"] = _weighted_orthogonality(
+        "param_orthogonality", theta_tilde, param_orthogonality
+    )
+    loss = (
+        terms["bellman_mse" if mse else "spectral"]
+        + terms["feature_orthogonality"]
+        + terms["param_orthogonality"]
+    )
     dtype = covariances.feature.dtype
-    return loss, (Covariances(feature_cov.astype(dtype), param_cov.astype(dtype), jnp.ones((), bool)), terms)
+    return loss, (
+        Covariances(feature_cov.astype(dtype), param_cov.astype(dtype), jnp.ones((), bool)),
+        terms,
+    )
 
 
 @checked
 def clip_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
-    """The paper's clip, φ · min(1, 1/‖φ‖): what is inside the unit ball stays."""
+    """The paper's clip, φ · min(1, 1/‖φ‖): features inside the unit ball do not change."""
     outside = jnp.sum(jnp.square(phi), axis=-1, keepdims=True) > 1
     return jnp.where(outside, unit_norm(phi), phi)
 
@@ -163,7 +210,8 @@ def clip_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
 @checked
 def unit_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
     """φ/‖φ‖, which keeps features from shrinking while no reward is seen; zero stays zero."""
-    # Scaled by its largest entry first, which changes nothing but keeps the squares within the range of float32.
+    # The squares of unscaled entries can leave the range of float32. Scaling by the largest entry
+    # does not change the result.
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(phi), axis=-1, keepdims=True))
     positive = largest > 0
     scaled = phi / jnp.where(positive, largest, 1)
@@ -172,10 +220,14 @@ def unit_norm(phi: Float[Array, "... d"]) -> Float[Array, "... d"]:
 
 
 @checked
-def sample_parameters(key: RandomKey, theta_hat: Float[Array, " d"], variance: Scalar, samples: int) -> Float[Array, "M d"]:
+def sample_parameters(
+    key: RandomKey, theta_hat: Float[Array, " d"], variance: Scalar, samples: int
+) -> Float[Array, "M d"]:
     """``samples`` draws from ν(θ) = N(θ̂, σ_rep² I); the paper's σ_rep² = 10⁻² is a variance."""
     if (number := known(variance)) is not None and not number >= 0:
-        raise ValueError(f"sample_parameters: variance must not be negative, got {number}; the paper uses 1e-2")
+        raise ValueError(
+            f"sample_parameters: variance must not be negative, got {number}; the paper uses 1e-2"
+        )
     noise = jax.random.normal(key, (samples, len(theta_hat)), theta_hat.dtype)
     return theta_hat[None, :] + jnp.sqrt(variance) * noise
 
@@ -187,23 +239,26 @@ def solve_parameters(
     feature_cov: Float[Array, "d d"] | None = None,
     ridge: Scalar = 1e-4,
 ) -> Float[Array, "M d"]:
-    """Explicit θ̃, solved: the minimiser of L2, Λ1 θ̃(θ) = E[TQ_θ φ] (a step of Algorithm 1), for ``representation_loss``.
+    """Explicit θ̃, solved: the minimiser of L2, Λ1 θ̃(θ) = E[TQ_θ φ] (a step of Algorithm 1).
 
-    No gradient flows through it: θ̃ is at its minimum and φ is to learn from L1 alone.
+    Pass the result to ``representation_loss``. No gradient flows through θ̃: θ̃ is already at its
+    minimum, and φ must learn from L1 alone.
 
     Args:
       phi: φ(s, a).
       targets: TQ_θ(s, a).
-      feature_cov: Λ1, that of this batch if not given; a moving average must have seen a batch (``update_covariance``).
-      ridge: added to the diagonal of Λ1, relative to its mean.
+      feature_cov: Λ1; computed from this batch if not given. A moving average must have seen a
+        batch (``update_covariance``).
+      ridge: added to the diagonal of Λ1, relative to the mean of the diagonal.
     """
     phi, targets = jax.lax.stop_gradient((phi, targets))
     cov = _second_moment(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
     result = _solve_parameters(phi, targets, cov, ridge)
     if is_broken(result):
         raise ValueError(
-            f"solve_parameters: Λ1 has no inverse at a ridge of {float(ridge):.3g} of its mean diagonal "
-            f"{float(jnp.trace(cov)) / len(cov):.3g}; raise the ridge, or look for NaN in phi and targets"
+            f"solve_parameters: Λ1 has no inverse at a ridge of {float(ridge):.3g} of its mean "
+            f"diagonal {float(jnp.trace(cov)) / len(cov):.3g}; raise the ridge, "
+            "or look for NaN in phi and targets"
         )
     return result
 
@@ -224,10 +279,10 @@ def descend_parameters(
     steps: int,
     feature_cov: Float[Array, "d d"] | None = None,
 ) -> Float[Array, "M d"]:
-    """Explicit θ̃, reset: ``steps`` of gradient descent on L2 that start anew from the sampled θ (appendix E.2).
+    """Explicit θ̃, reset: ``steps`` gradient steps on L2 from the sampled θ (appendix E.2).
 
-    A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / λ_max(Λ1). No gradient flows through it, and Λ1 is that of the batch if not given, as in
-    ``solve_parameters``.
+    A step is θ̃ ← θ̃ − (Λ1 θ̃ − E[TQ_θ φ]) / λ_max(Λ1). As in ``solve_parameters``, no gradient flows
+    through the result, and Λ1 is computed from the batch if not given.
     """
     theta, phi, targets = jax.lax.stop_gradient((theta, phi, targets))
     cov = _second_moment(phi) if feature_cov is None else jax.lax.stop_gradient(feature_cov)
@@ -255,9 +310,14 @@ def _weighted_orthogonality(name: str, x: Array, weight: Array | float) -> Array
         return jnp.zeros((), x.dtype) if known(weight) == 0 else weight * orthogonality_loss(x)
     if weight.ndim == 2:
         return orthogonality_loss(x, weight)
-    raise ValueError(f"representation_loss: {name} must be one number or one for each pair, (d, d), got shape {weight.shape}")
+    raise ValueError(
+        f"representation_loss: {name} must be one number or one for each pair, (d, d), "
+        f"got shape {weight.shape}"
+    )
 
 
 def _check_alpha(function: str, alpha: Scalar) -> None:
     if (number := known(alpha)) is not None and not 0 <= number <= 1:
-        raise ValueError(f"{function}: alpha must lie in [0, 1], got {number}; it weighs the new batch")
+        raise ValueError(
+            f"{function}: alpha must lie in [0, 1], got {number}; it weighs the new batch"
+        )

@@ -1,8 +1,9 @@
 """Bellman operators on sampled data: one-step, n-step, Retrace and its rescaled form.
 
-Each is written for one sequence and no batch: put ``jax.vmap`` around it. The discount carries termination: it is zero where an
-episode ended, γ elsewhere. The functions in ``…_targets`` take features and M parameters θ at once and return the grid that the
-losses of ``objective`` want; the data is shared between the θ's, never repeated.
+Each function takes one sequence and no batch axis; put ``jax.vmap`` around it. The discount carries
+termination: it is zero where an episode ended and γ elsewhere. The ``…_targets`` functions take
+features and M parameters θ at once, and return the grid that the losses in ``objective`` take. All
+θ share the data; the data is never copied for each θ.
 """
 
 import jax
@@ -25,7 +26,9 @@ def one_step(reward: Scalar, discount: Scalar, q_next: Float[Array, " A"]) -> Fl
 
 
 @checked
-def n_step(rewards: Float[Array, " n"], discounts: Float[Array, " n"], q_next: Float[Array, " A"]) -> Float[Array, ""]:
+def n_step(
+    rewards: Float[Array, " n"], discounts: Float[Array, " n"], q_next: Float[Array, " A"]
+) -> Float[Array, ""]:
     """The n-step target (appendix D.2): r_1 + γ_1 (r_2 + γ_2 (… (r_n + γ_n max_a Q(s_n, a)))).
 
     Args:
@@ -49,9 +52,11 @@ def retrace(
 ) -> Float[Array, " T"]:
     """Retrace(λ) targets for the steps 0 … T-1 of a sequence (appendix D.2, Munos et al. 2016).
 
-        G_t = r_{t+1} + γ_{t+1} (E_π Q(s_{t+1}, ·) + c_{t+1} (G_{t+1} − Q(s_{t+1}, a_{t+1}))),   c = λ min(1, π(a|s) / μ(a|s))
+        G_t = r_{t+1} + γ_{t+1} (E_π Q(s_{t+1}, ·) + c_{t+1} (G_{t+1} − Q(s_{t+1}, a_{t+1})))
+        c = λ min(1, π(a|s) / μ(a|s))
 
-    which is Q(s_t, a_t) + Σ_{k≥t} γ^{k−t} (Π_{t<j≤k} c_j) δ_k. The last step bootstraps from E_π Q(s_T, ·).
+    This equals Q(s_t, a_t) + Σ_{k≥t} γ^{k−t} (Π_{t<j≤k} c_j) δ_k. The last step bootstraps from
+    E_π Q(s_T, ·).
 
     Args:
       q: Q(s_t, ·), t = 0 … T.
@@ -59,28 +64,41 @@ def retrace(
       rewards: r_{t+1}, t = 0 … T-1.
       discounts: γ_{t+1}, t = 0 … T-1; zero where s_{t+1} is terminal.
       target_policy: π(·|s_t), t = 0 … T; the first is not used.
-      behaviour_prob: μ(a_t|s_t), t = 0 … T; the first and the last are not used. Infinity stops the trace: put it at the last
-        observation of a truncated episode and at padding, so that no earlier step looks behind them. The targets of those steps
-        themselves mean nothing, since no action was taken there: leave them out of the loss.
+      behaviour_prob: μ(a_t|s_t), t = 0 … T; the first and the last are not used. Infinity stops the
+        trace. Put infinity at the last observation of a truncated episode and at padding, so that
+        no earlier step reads data past that point. The targets of the steps with infinity have no
+        meaning, since no action was taken there: leave them out of the loss.
       lambda_: λ, the paper's β.
     """
     if len(rewards) == 0:
-        raise ValueError(f"retrace: the sequence is empty (q has shape {q.shape}); it needs at least one transition")
-    # Slicing first keeps whatever stands in the unused entries, NaN included, out of the sums.
-    q_next, pi_next, a_next, mu_next = q[1:], target_policy[1:], actions[1:-1, None], behaviour_prob[1:-1]
+        raise ValueError(
+            f"retrace: the sequence is empty (q has shape {q.shape}); "
+            "it needs at least one transition"
+        )
+    # Slicing first keeps the values in unused entries, NaN included, out of the sums.
+    q_next, pi_next = q[1:], target_policy[1:]
+    a_next, mu_next = actions[1:-1, None], behaviour_prob[1:-1]
     value = jnp.sum(pi_next * q_next, axis=-1)
     q_taken = jnp.take_along_axis(q_next[:-1], a_next, axis=-1)[:, 0]
     pi_taken = jnp.take_along_axis(pi_next[:-1], a_next, axis=-1)[:, 0]
     trace = lambda_ * jnp.minimum(1, pi_taken / jnp.maximum(mu_next, jnp.finfo(q.dtype).tiny))
-    # G_t = offset_t + slope_t G_{t+1}: a linear recurrence, which the associative scan solves in log T steps. Where the trace is
-    # stopped G_{t+1} is left out rather than multiplied by zero: it may be NaN.
+    # G_t = offset_t + slope_t G_{t+1} is a linear recurrence; the associative scan solves it in
+    # log T steps. Where the trace is stopped, G_{t+1} is left out rather than multiplied by zero,
+    # since G_{t+1} may be NaN.
     slope = jnp.append(discounts[:-1] * trace, jnp.zeros((), q.dtype))
-    offset = rewards + discounts * value - jnp.append(discounts[:-1] * trace * q_taken, jnp.zeros((), q.dtype))
+    correction = jnp.append(discounts[:-1] * trace * q_taken, jnp.zeros((), q.dtype))
+    offset = rewards + discounts * value - correction
     stopped = jnp.append(jnp.isinf(mu_next), True)
 
-    def compose(later: tuple[Array, Array, Array], earlier: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def compose(
+        later: tuple[Array, Array, Array], earlier: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
         behind = jnp.where(earlier[2], 0, later[1])
-        return earlier[0] * jnp.where(earlier[2], 0, later[0]), earlier[0] * behind + earlier[1], earlier[2] | later[2]
+        return (
+            earlier[0] * jnp.where(earlier[2], 0, later[0]),
+            earlier[0] * behind + earlier[1],
+            earlier[2] | later[2],
+        )
 
     return jax.lax.associative_scan(compose, (slope, offset, stopped), reverse=True)[1]
 
@@ -96,7 +114,10 @@ def transformed_retrace(
     lambda_: Scalar,
     epsilon: Scalar = 1e-3,
 ) -> Float[Array, " T"]:
-    """Retrace on rescaled values (appendix D.2): f(Retrace(f⁻¹(Q))), f = ``signed_hyperbolic``; arguments as in ``retrace``."""
+    """Retrace on rescaled values (appendix D.2): f(Retrace(f⁻¹(Q))), f = ``signed_hyperbolic``.
+
+    The arguments match ``retrace``, with the ε of f at the end.
+    """
     plain = signed_parabolic(q, epsilon)
     targets = retrace(plain, actions, rewards, discounts, target_policy, behaviour_prob, lambda_)
     return signed_hyperbolic(targets, epsilon)
@@ -104,15 +125,22 @@ def transformed_retrace(
 
 @checked
 def signed_hyperbolic(x: Float[Array, "..."], epsilon: Scalar = 1e-3) -> Float[Array, "..."]:
-    """f(x) = sign(x) (√(|x| + 1) − 1) + εx, which compresses returns of any scale (Pohlen et al. 2018)."""
+    """f(x) = sign(x) (√(|x| + 1) − 1) + εx, which compresses returns of any scale.
+
+    See Pohlen et al. (2018).
+    """
     # √(|x|+1) − 1 = |x| / (√(|x|+1) + 1), which loses no digits near zero.
     return x / (jnp.sqrt(jnp.abs(x) + 1) + 1) + epsilon * x
 
 
 @checked
 def signed_parabolic(x: Float[Array, "..."], epsilon: Scalar = 1e-3) -> Float[Array, "..."]:
-    """f⁻¹(x), the inverse of ``signed_hyperbolic``: sign(x) (((√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε)² − 1)."""
-    # With s = √(|y|+1), εs² + s = |x| + 1 + ε and (s − 1)(1 + ε(s + 1)) = |x|: no difference of near-equals, and ε = 0 is allowed.
+    """The inverse of ``signed_hyperbolic``.
+
+    f⁻¹(x) = sign(x) (((√(1 + 4ε(|x| + 1 + ε)) − 1) / 2ε)² − 1)
+    """
+    # With y = f⁻¹(x) and s = √(|y|+1): εs² + s = |x| + 1 + ε and (s − 1)(1 + ε(s + 1)) = |x|. This
+    # form never subtracts nearly equal numbers, and it allows ε = 0.
     c = jnp.abs(x) + 1 + epsilon
     s = 2 * c / (1 + jnp.sqrt(1 + 4 * epsilon * c))
     return x * (s + 1) / (1 + epsilon * (s + 1))
@@ -133,11 +161,13 @@ def one_step_targets(
     phi_next: Float[Array, "B A d"],
     theta: Float[Array, "M d"],
 ) -> Float[Array, "B M"]:
-    """The grid TQ_θ(s, a) = r + γ max_a' φ(s', a')ᵀθ for every transition and every θ, the maximum taken for each θ.
+    """The grid TQ_θ(s, a) = r + γ max_a' φ(s', a')ᵀθ for every transition and every θ.
+
+    The maximum over a' is taken for each θ.
 
     Args:
       rewards: r of B transitions.
-      discounts: γ of the same, zero at terminals.
+      discounts: γ of the same transitions, zero at terminals.
       phi_next: φ⁻(s', ·), from the target network.
       theta: M parameters from ν(θ).
     """
@@ -152,10 +182,11 @@ def n_step_targets(
     theta: Float[Array, "M d"],
     n: int,
 ) -> Float[Array, "T M"]:
-    """The n-step targets of every step of a sequence, for every θ; near its end the steps that are left are used.
+    """The n-step targets of every step of a sequence, for every θ.
 
-    Episodes may terminate inside the sequence, by a discount of zero, but not be truncated: end the sequence there, or use
-    ``retrace_targets``.
+    Near the end of the sequence, targets use the steps that remain. Episodes may terminate inside
+    the sequence, with a discount of zero. Episodes must not be truncated inside it: end the
+    sequence at the truncation, or use ``retrace_targets``.
 
     Args:
       rewards: r_{t+1}, t = 0 … T-1.
@@ -166,8 +197,10 @@ def n_step_targets(
     """
     length = len(rewards)
     if not 1 <= n <= length:
-        raise ValueError(f"n_step_targets: n must lie in [1, {length}], the length of the sequence; got {n}")
-    # Padding behind the end with reward 0 and discount 1 carries the last bootstrap value along.
+        raise ValueError(
+            f"n_step_targets: n must lie in [1, {length}], the length of the sequence; got {n}"
+        )
+    # Padding past the end with reward 0 and discount 1 carries the last bootstrap value along.
     rewards = jnp.append(rewards, jnp.zeros(n - 1, rewards.dtype))
     discounts = jnp.append(discounts, jnp.ones(n - 1, discounts.dtype))
     values = jnp.max(_q_grid(phi_next, theta), axis=-1).T
@@ -189,7 +222,9 @@ def retrace_targets(
     policy_epsilon: Scalar = 0.0,
     transform: Scalar | None = None,
 ) -> Float[Array, "T M"]:
-    """Retrace for M sampled θ at once: Q_θ = φᵀθ, and the target policy is ε-greedy in each Q_θ (appendix D.2).
+    """Retrace for M sampled θ at once (appendix D.2).
+
+    Q_θ = φᵀθ, and the target policy of each θ is ε-greedy in Q_θ.
 
     Args:
       phi: φ⁻(s_t, ·), t = 0 … T.
@@ -199,15 +234,25 @@ def retrace_targets(
       discounts: γ_{t+1}, t = 0 … T-1.
       behaviour_prob: μ(a_t|s_t), t = 0 … T.
       lambda_: λ, the paper's β.
-      policy_epsilon: ε_t of the target policies, which the paper lets go to zero.
-      transform: the ε of ``signed_hyperbolic`` for ``transformed_retrace`` (1e-3 in the paper's agents), or None for plain values.
+      policy_epsilon: ε_t of the target policies; the paper decays it to zero.
+      transform: the ε of ``signed_hyperbolic`` for ``transformed_retrace`` (1e-3 in the paper's
+        agents), or None for plain values.
     """
     if (number := known(policy_epsilon)) is not None and not 0 <= number <= 1:
-        raise ValueError(f"retrace_targets: policy_epsilon must lie in [0, 1], got {number}; it is a probability")
+        raise ValueError(
+            f"retrace_targets: policy_epsilon must lie in [0, 1], got {number}; it is a probability"
+        )
 
     def targets(q: Array) -> Array:
-        # f is increasing, so the greedy action in rescaled values is the greedy action.
-        data = (actions, rewards, discounts, epsilon_greedy(q, policy_epsilon), behaviour_prob, lambda_)
+        # f is increasing, so rescaled values have the same greedy action as plain values.
+        data = (
+            actions,
+            rewards,
+            discounts,
+            epsilon_greedy(q, policy_epsilon),
+            behaviour_prob,
+            lambda_,
+        )
         return retrace(q, *data) if transform is None else transformed_retrace(q, *data, transform)
 
     return jax.vmap(targets, out_axes=1)(_q_grid(phi, theta))

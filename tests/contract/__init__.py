@@ -1,1 +1,1 @@
-"""Tests of the public names by brute force: every value is compared with sums written from the definitions."""
+"""Brute-force tests of the public names: values are compared with sums from the definitions."""

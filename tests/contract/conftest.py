@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def rlax() -> ModuleType:
-    """rlax; what its own imports warn about is not ours."""
+    """rlax, imported without the warnings of its own imports."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module("rlax")

@@ -1,7 +1,7 @@
-"""The definitions as plain sums in NumPy float64: slow, obvious, and sharing no code with the library.
+"""The definitions as plain sums in NumPy float64: slow, simple, without code from the library.
 
-Loops on purpose. `np.linalg` appears only where the definition itself is a linear-algebra statement (an inverse, an
-eigenvalue), and `scipy.optimize.linprog` only for the Chebyshev fit.
+The loops are on purpose. `np.linalg` appears only where the definition itself is a linear-algebra
+statement (an inverse, an eigenvalue), and `scipy.optimize.linprog` only for the Chebyshev fit.
 """
 
 import numpy as np
@@ -26,22 +26,31 @@ def quadratic(x: Array, matrix: Array) -> float:
     return float(sum(x[i] * matrix[i, j] * x[j] for i in range(len(x)) for j in range(len(x))))
 
 
-# --- objective -------------------------------------------------------------------------------------------------------
+# --- objective ------------------------------------------------------------------------------------
 
 
-def spectral_loss(phi: Array, theta_tilde: Array, targets: Array, feature_cov: Array, param_cov: Array) -> float:
-    """L1 + L2 with L1 = E[φᵀΛ2φ] − 2E[TQ φᵀθ̃] and L2 = E[θ̃ᵀΛ1θ̃] − 2E[TQ θ̃ᵀφ]; Λ1 of features, Λ2 of parameters."""
+def spectral_loss(
+    phi: Array, theta_tilde: Array, targets: Array, feature_cov: Array, param_cov: Array
+) -> float:
+    """L1 + L2 with L1 = E[φᵀΛ2φ] − 2E[TQ φᵀθ̃] and L2 = E[θ̃ᵀΛ1θ̃] − 2E[TQ θ̃ᵀφ].
+
+    Λ1 is the covariance of the features, Λ2 of the parameters.
+    """
     rows, samples = targets.shape
     cross = 0.0
     for b in range(rows):
         for m in range(samples):
             cross += targets[b, m] * dot(phi[b], theta_tilde[m]) / (rows * samples)
     loss_1 = sum(quadratic(phi[b], param_cov) for b in range(rows)) / rows - 2 * cross
-    loss_2 = sum(quadratic(theta_tilde[m], feature_cov) for m in range(samples)) / samples - 2 * cross
+    loss_2 = (
+        sum(quadratic(theta_tilde[m], feature_cov) for m in range(samples)) / samples - 2 * cross
+    )
     return loss_1 + loss_2
 
 
-def spectral_gradients(phi: Array, theta_tilde: Array, targets: Array, feature_cov: Array, param_cov: Array) -> tuple[Array, Array]:
+def spectral_gradients(
+    phi: Array, theta_tilde: Array, targets: Array, feature_cov: Array, param_cov: Array
+) -> tuple[Array, Array]:
     """∂L1/∂φ with θ̃ fixed, and ∂L2/∂θ̃ with φ fixed; both Λ symmetric and constant."""
     rows, samples = targets.shape
     d = phi.shape[1]
@@ -107,7 +116,7 @@ def update_covariance(cov: Array, x: Array, alpha: float) -> Array:
     return new
 
 
-# --- operators -------------------------------------------------------------------------------------------------------
+# --- operators ------------------------------------------------------------------------------------
 
 
 def one_step(reward: float, discount: float, q_next: Array) -> float:
@@ -135,7 +144,8 @@ def retrace(
 ) -> Array:
     """Q(s_t, a_t) + Σ_{k≥t} (Π_{j=t}^{k−1} γ_j)(Π_{j=t+1}^{k} c_j) δ_k, c_j = λ min(1, π_j/μ_j).
 
-    δ_k = r_k + γ_k Σ_a π(a|s_{k+1}) Q(s_{k+1}, a) − Q(s_k, a_k), each product written out for each (t, k).
+    δ_k = r_k + γ_k Σ_a π(a|s_{k+1}) Q(s_{k+1}, a) − Q(s_k, a_k). Each product is written out for
+    each (t, k).
     """
     steps = len(rewards)
     returns = np.zeros(steps)
@@ -186,7 +196,7 @@ def transformed_retrace(
     return np.array([signed_hyperbolic(value, epsilon) for value in returns])
 
 
-# --- posterior -------------------------------------------------------------------------------------------------------
+# --- posterior ------------------------------------------------------------------------------------
 
 
 def precision(phi: Array, ridge: float) -> Array:
@@ -195,7 +205,9 @@ def precision(phi: Array, ridge: float) -> Array:
     sigma = np.zeros((d, d))
     for i in range(d):
         for j in range(d):
-            sigma[i, j] = sum(phi[n, i] * phi[n, j] for n in range(n_samples)) + (ridge if i == j else 0.0)
+            sigma[i, j] = sum(phi[n, i] * phi[n, j] for n in range(n_samples)) + (
+                ridge if i == j else 0.0
+            )
     return sigma
 
 
@@ -220,7 +232,7 @@ def max_uncertainty(feature_means: Array, sigma: Array, scale: float) -> float:
     return max(ucb_bonus(phi, sigma, scale) for phi in feature_means)
 
 
-# --- tabular ---------------------------------------------------------------------------------------------------------
+# --- tabular --------------------------------------------------------------------------------------
 
 
 def bellman_backup(reward: Array, transition: Array, discount: float, q: Array) -> Array:
@@ -238,7 +250,9 @@ def h_step_backup(reward: Array, transition: Array, discount: float, q: Array, h
     """T^h q = T(T^{h−1} q), T⁰ q = q."""
     if h == 0:
         return q
-    return bellman_backup(reward, transition, discount, h_step_backup(reward, transition, discount, q, h - 1))
+    return bellman_backup(
+        reward, transition, discount, h_step_backup(reward, transition, discount, q, h - 1)
+    )
 
 
 def q_values(features: Array, theta: Array) -> Array:
@@ -250,8 +264,8 @@ def q_values(features: Array, theta: Array) -> Array:
 def chebyshev_fit(features: Array, values: Array, bound: float) -> tuple[Array, float]:
     """argmin and min of max_{s,a} |values − φᵀθ̃| over θ̃ with max_{s,a} |φᵀθ̃| ≤ bound.
 
-    Variables (θ̃, e), minimise e: ±(φᵀθ̃ − value) ≤ e and ±φᵀθ̃ ≤ bound. The error is then recomputed from θ̃, so that
-    it is attained and not merely what the solver reports.
+    Variables (θ̃, e), minimise e: ±(φᵀθ̃ − value) ≤ e and ±φᵀθ̃ ≤ bound. The error is then recomputed
+    from θ̃, so that the returned θ̃ attains the error, whatever the solver reports.
     """
     states, actions, d = features.shape
     rows, limits = [], []
@@ -260,14 +274,24 @@ def chebyshev_fit(features: Array, values: Array, bound: float) -> tuple[Array, 
             for sign in (1.0, -1.0):
                 rows += [[*(sign * features[s, a]), -1.0], [*(sign * features[s, a]), 0.0]]
                 limits += [sign * values[s, a], bound]
-    solution = linprog([0.0] * d + [1.0], A_ub=rows, b_ub=limits, bounds=[(None, None)] * d + [(0, None)])
+    solution = linprog(
+        [0.0] * d + [1.0], A_ub=rows, b_ub=limits, bounds=[(None, None)] * d + [(0, None)]
+    )
     assert solution.success, solution.message
     theta = f64(solution.x[:d])
     return theta, float(np.max(np.abs(values - q_values(features, theta))))
 
 
-def inner_fit(reward: Array, transition: Array, discount: float, features: Array, theta: Array, bound: float, h: int = 1) -> float:
-    """inf over θ̃ in B_φ of ‖T^h Q_θ − Q_θ̃‖_∞, the inside of the inherent Bellman error for one θ."""
+def inner_fit(
+    reward: Array,
+    transition: Array,
+    discount: float,
+    features: Array,
+    theta: Array,
+    bound: float,
+    h: int = 1,
+) -> float:
+    """inf over θ̃ in B_φ of ‖T^h Q_θ − Q_θ̃‖_∞: the inner infimum of the IBE, for one θ."""
     backup = h_step_backup(reward, transition, discount, q_values(features, theta), h)
     return chebyshev_fit(features, backup, bound)[1]
 

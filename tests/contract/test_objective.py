@@ -20,7 +20,12 @@ def make_batch(dtype: str, seed: int = 0) -> list[jax.Array]:
     """φ, θ̃, targets, Λ1, Λ2; the two covariances differ and are symmetric."""
     rng = np.random.default_rng(seed)
     covariances = [root.T @ root / 5 for root in rng.normal(size=(2, 5, D))]
-    arrays = [rng.normal(size=(B, D)), rng.normal(size=(M, D)), rng.normal(size=(B, M)), *covariances]
+    arrays = [
+        rng.normal(size=(B, D)),
+        rng.normal(size=(M, D)),
+        rng.normal(size=(B, M)),
+        *covariances,
+    ]
     return [jnp.asarray(x, dtype) for x in arrays]
 
 
@@ -34,7 +39,10 @@ GRADIENTS = jax.jit(jax.grad(objective.spectral_loss, argnums=(0, 1)))
 
 
 def hand_batch(dtype: str) -> list[jax.Array]:
-    """Small integers. φθ̃ᵀ = [[1, 2], [2, 0]]; E[φᵀΛ2φ] = (2 + 20)/2 = 11; E[θ̃ᵀΛ1θ̃] = (4 + 4)/2 = 4."""
+    """Small integers, with φθ̃ᵀ = [[1, 2], [2, 0]].
+
+    E[φᵀΛ2φ] = (2 + 20)/2 = 11 and E[θ̃ᵀΛ1θ̃] = (4 + 4)/2 = 4.
+    """
     rows = [
         [[1, 0], [0, 2]],  # phi
         [[1, 1], [2, 0]],  # theta_tilde
@@ -53,8 +61,10 @@ def test_spectral_loss_by_hand(dtype: str) -> None:
 def test_spectral_gradients_by_hand(dtype: str) -> None:
     """∂φ_b = Λ2φ_b − ½ Σ_m TQ θ̃_m and ∂θ̃_m = Λ1θ̃_m − ½ Σ_b TQ φ_b, as 2/B = 2/M = 1 and 2/(BM) = ½.
 
-    φ_1: [2, 1] − ½([1, 1] + 2[2, 0]) = [−0.5, 0.5];  φ_2: [2, 10] − ½(3[1, 1] + 4[2, 0]) = [−3.5, 8.5].
-    θ̃_1: [1, 3] − ½([1, 0] + 3[0, 2]) = [0.5, 0];    θ̃_2: [2, 0] − ½(2[1, 0] + 4[0, 2]) = [1, −4].
+    φ_1: [2, 1] − ½([1, 1] + 2[2, 0]) = [−0.5, 0.5].
+    φ_2: [2, 10] − ½(3[1, 1] + 4[2, 0]) = [−3.5, 8.5].
+    θ̃_1: [1, 3] − ½([1, 0] + 3[0, 2]) = [0.5, 0].
+    θ̃_2: [2, 0] − ½(2[1, 0] + 4[0, 2]) = [1, −4].
     """
     grad_phi, grad_theta = GRADIENTS(*hand_batch(dtype))
     assert_close(grad_phi, [[-0.5, 0.5], [-3.5, 8.5]])
@@ -73,7 +83,7 @@ def test_update_covariance_by_hand(dtype: str) -> None:
 
 
 def test_orthogonality_loss_by_hand(dtype: str) -> None:
-    """x_n1 x_n2 is 1 and −1: each of the two ordered pairs of samples gives −1, for (i,j) and for (j,i)."""
+    """x_n1 x_n2 is 1 and −1: both ordered pairs of samples give −1, for (i,j) and for (j,i)."""
     assert_close(objective.orthogonality_loss(jnp.asarray([[1, 1], [1, -1]], dtype)), -2.0)
 
 
@@ -100,7 +110,7 @@ def test_nothing_flows_into_targets_or_covariances(dtype: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_in_batch_covariance_gives_the_gradient_of_bellman_mse(dtype: str, seed: int) -> None:
-    """α = 1, updated before use, inside the differentiated function: no gradient may pass through Λ here either."""
+    """With α = 1, Λ is updated inside the differentiated function; Λ must carry no gradient."""
     phi, theta, targets, old_feature_cov, old_param_cov = make_batch(dtype, seed)
 
     def loss(phi: jax.Array, theta: jax.Array) -> jax.Array:
@@ -133,13 +143,15 @@ def test_old_covariance_is_not_the_gradient_of_bellman_mse() -> None:
 
 
 def test_power_step_is_stationary(dtype: str) -> None:
-    """With φ free, L1 is least at φ = Λ2⁻¹ E_θ[TQ θ̃], and L2 at θ̃ = Λ1⁻¹ E_sa[TQ φ] (proposition 2)."""
+    """Proposition 2: L1 is least at φ = Λ2⁻¹ E_θ[TQ θ̃], and L2 at θ̃ = Λ1⁻¹ E_sa[TQ φ]."""
     phi, theta, targets, feature_cov, param_cov = make_batch(dtype)
     _, theta64, targets64, _, param64 = as_f64([phi, theta, targets, feature_cov, param_cov])
     best = jnp.asarray(np.linalg.solve(param64, theta64.T @ targets64.T / M).T, dtype)
     gradient = jax.grad(objective.spectral_loss)(best, theta, targets, feature_cov, param_cov)
     # The step is rounded to dtype: each entry leaves at most 2/B Σ|Λ2| |φ| units.
-    assert_close(gradient, np.zeros((B, D)), scale=float(np.abs(param64).sum() * np.abs(best).max()))
+    assert_close(
+        gradient, np.zeros((B, D)), scale=float(np.abs(param64).sum() * np.abs(best).max())
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -157,26 +169,42 @@ def test_orthogonality_is_the_double_sum(dtype: str, n_samples: int) -> None:
     loss = objective.orthogonality_loss(x)
     assert loss.dtype == dtype
     # Computed by subtraction from full second moments, every part of which is at most E‖x‖⁴.
-    assert_close(loss, reference.orthogonality_loss(x64), scale=max(1.0, float(np.mean((x64**2).sum(1) ** 2))))
+    assert_close(
+        loss,
+        reference.orthogonality_loss(x64),
+        scale=max(1.0, float(np.mean((x64**2).sum(1) ** 2))),
+    )
 
 
 def test_orthogonality_gradient(dtype: str) -> None:
-    """∂/∂x_ni = 4/(N(N−1)) Σ_{m≠n} Σ_{j≠i} x_nj x_mi x_mj: two ordered pairs of samples, two of coordinates."""
+    """∂/∂x_ni = 4/(N(N−1)) Σ_{m≠n} Σ_{j≠i} x_nj x_mi x_mj.
+
+    The 4 comes from two ordered pairs of samples and two ordered pairs of coordinates.
+    """
     x = jnp.asarray(np.random.default_rng(5).normal(size=(5, 3)), dtype)
     x64, expected = reference.f64(x), np.zeros((5, 3))
     for n, m, i, j in itertools.product(range(5), range(5), range(3), range(3)):
         if n != m and i != j:
             expected[n, i] += 4 / 20 * x64[n, j] * x64[m, i] * x64[m, j]
-    assert_close(jax.jit(jax.grad(objective.orthogonality_loss))(x), expected, scale=float(np.max((x64**2).sum(1)) ** 1.5))
+    assert_close(
+        jax.jit(jax.grad(objective.orthogonality_loss))(x),
+        expected,
+        scale=float(np.max((x64**2).sum(1)) ** 1.5),
+    )
 
 
 @pytest.mark.parametrize("n_samples", [2, 3])
 def test_orthogonality_is_unbiased(n_samples: int) -> None:
-    """Its mean over all ordered draws with replacement from four points is exactly Σ_{i≠j} (E[x_i x_j])²."""
+    """The mean over all ordered draws with replacement from four points is Σ_{i≠j} (E[x_i x_j])².
+
+    The equality is exact.
+    """
     points = np.random.default_rng(3).normal(size=(4, 3))
     moment = sum(np.outer(x, x) for x in points) / 4
     truth = sum(moment[i, j] ** 2 for i in range(3) for j in range(3) if i != j)
-    draws = np.array([points[list(index)] for index in itertools.product(range(4), repeat=n_samples)])
+    draws = np.array(
+        [points[list(index)] for index in itertools.product(range(4), repeat=n_samples)]
+    )
     with jax.enable_x64(True):
         losses = jax.jit(jax.vmap(objective.orthogonality_loss))(jnp.asarray(draws, "float64"))
     assert_close(np.mean(np.asarray(losses)), truth, scale=float(np.max((points**2).sum(1)) ** 2))
@@ -184,7 +212,9 @@ def test_orthogonality_is_unbiased(n_samples: int) -> None:
 
 def test_orthogonality_ignores_the_diagonal() -> None:
     """Samples along the axes have no cross moments, whatever their size."""
-    assert_close(objective.orthogonality_loss(jnp.diag(jnp.asarray([3.0, -5.0, 7.0], "float32"))), 0.0)
+    assert_close(
+        objective.orthogonality_loss(jnp.diag(jnp.asarray([3.0, -5.0, 7.0], "float32"))), 0.0
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.5, 1.0])
@@ -198,7 +228,9 @@ def test_covariance_is_a_moving_average(dtype: str, alpha: float) -> None:
 def test_jit_agrees(dtype: str) -> None:
     phi, theta, targets, feature_cov, param_cov = make_batch(dtype)
     assert_jit_agrees(objective.spectral_loss, phi, theta, targets, feature_cov, param_cov)
-    assert_jit_agrees(jax.grad(objective.spectral_loss), phi, theta, targets, feature_cov, param_cov)
+    assert_jit_agrees(
+        jax.grad(objective.spectral_loss), phi, theta, targets, feature_cov, param_cov
+    )
     assert_jit_agrees(objective.bellman_mse, phi, theta, targets)
     # Two forms of a difference of moments; see the double sum above for the size of its parts.
     assert_jit_agrees(objective.orthogonality_loss, phi, ulps=256)
@@ -208,14 +240,22 @@ def test_jit_agrees(dtype: str) -> None:
 def test_vmap_agrees(dtype: str) -> None:
     """A leading axis, as over seeds."""
     seeds = [make_batch(dtype, seed) for seed in range(3)]
-    phi, theta, targets, feature_cov, param_cov = (np.stack(parts) for parts in zip(*seeds, strict=True))
+    phi, theta, targets, feature_cov, param_cov = (
+        np.stack(parts) for parts in zip(*seeds, strict=True)
+    )
     assert_vmap_agrees(objective.spectral_loss, phi, theta, targets, feature_cov, param_cov)
     assert_vmap_agrees(objective.bellman_mse, phi, theta, targets)
     assert_vmap_agrees(objective.orthogonality_loss, phi, ulps=256)
     assert_vmap_agrees(lambda cov, x: objective.update_covariance(cov, x, 0.1), feature_cov, phi)
 
 
-SHAPES = {"phi": (B, D), "theta_tilde": (M, D), "targets": (B, M), "feature_cov": (D, D), "param_cov": (D, D)}
+SHAPES = {
+    "phi": (B, D),
+    "theta_tilde": (M, D),
+    "targets": (B, M),
+    "feature_cov": (D, D),
+    "param_cov": (D, D),
+}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +286,9 @@ def test_spectral_loss_refuses_wrong_shapes(name: str, shape: tuple[int, ...]) -
 @pytest.mark.parametrize("shape", [(M, B), (B, 1), (B,), (1, 1)])
 def test_bellman_mse_refuses_wrong_targets(shape: tuple[int, ...]) -> None:
     with pytest.raises(REFUSED):
-        objective.bellman_mse(jnp.ones((B, D), "float32"), jnp.ones((M, D), "float32"), jnp.ones(shape, "float32"))
+        objective.bellman_mse(
+            jnp.ones((B, D), "float32"), jnp.ones((M, D), "float32"), jnp.ones(shape, "float32")
+        )
 
 
 @pytest.mark.parametrize("shape", [(1, D), (D,), (2, 2, D)])
@@ -255,7 +297,9 @@ def test_orthogonality_refuses_what_has_no_pairs(shape: tuple[int, ...]) -> None
         objective.orthogonality_loss(jnp.ones(shape, "float32"))
 
 
-@pytest.mark.parametrize(("cov", "x"), [((D,), (B, D)), ((1, 1), (B, D)), ((D, D), (B, D + 1)), ((D, D), (D,))])
+@pytest.mark.parametrize(
+    ("cov", "x"), [((D,), (B, D)), ((1, 1), (B, D)), ((D, D), (B, D + 1)), ((D, D), (D,))]
+)
 def test_update_covariance_refuses_wrong_shapes(cov: tuple[int, ...], x: tuple[int, ...]) -> None:
     with pytest.raises(REFUSED):
         objective.update_covariance(jnp.ones(cov, "float32"), jnp.ones(x, "float32"), 0.1)

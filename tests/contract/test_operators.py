@@ -1,4 +1,4 @@
-"""`spectral_bellman.operators`: targets against the sum form of the definitions and against rlax."""
+"""`spectral_bellman.operators`: targets against the sum form of the definitions, and rlax."""
 
 from functools import partial
 from types import ModuleType
@@ -19,7 +19,9 @@ EPSILON = 1e-3
 ORDER = ["q", "actions", "rewards", "discounts", "target_policy", "behaviour_prob"]
 
 
-def make_sequence(dtype: str, seed: int = 0, steps: int = T, scale: float = 1.0) -> dict[str, jax.Array]:
+def make_sequence(
+    dtype: str, seed: int = 0, steps: int = T, scale: float = 1.0
+) -> dict[str, jax.Array]:
     """Off-policy data with some ratios above one and some below, and no termination."""
     rng = np.random.default_rng(seed)
     floats = {
@@ -33,7 +35,9 @@ def make_sequence(dtype: str, seed: int = 0, steps: int = T, scale: float = 1.0)
     return sequence | {"actions": jnp.asarray(rng.integers(A, size=steps + 1), "int32")}
 
 
-def edit(sequence: dict[str, jax.Array], name: str, where: int | list[int] | slice, value: float) -> dict[str, jax.Array]:
+def edit(
+    sequence: dict[str, jax.Array], name: str, where: int | list[int] | slice, value: float
+) -> dict[str, jax.Array]:
     """The sequence with some entries of one array replaced."""
     array = np.array(sequence[name])
     array[where] = value
@@ -41,12 +45,15 @@ def edit(sequence: dict[str, jax.Array], name: str, where: int | list[int] | sli
 
 
 def as_numpy(sequence: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x) if name == "actions" else reference.f64(x) for name, x in sequence.items()}
+    return {
+        name: np.asarray(x) if name == "actions" else reference.f64(x)
+        for name, x in sequence.items()
+    }
 
 
 @partial(jax.jit, static_argnames="lambda_")
 def retrace(sequence: dict[str, jax.Array], lambda_: float = LAMBDA) -> jax.Array:
-    """Compiled once for each shape, to be quick; `test_jit_agrees` is what calls it uncompiled."""
+    """Compiled once for each shape, for speed; `test_jit_agrees` calls it uncompiled."""
     return operators.retrace(**sequence, lambda_=lambda_)
 
 
@@ -56,11 +63,11 @@ def transformed(sequence: dict[str, jax.Array], lambda_: float = LAMBDA) -> jax.
 
 
 def assert_close_transformed(actual: jax.Array, desired: np.ndarray) -> None:
-    """The closed form of f⁻¹ takes 1/(2ε) from a number of that size: ε costs three digits, and no more."""
+    """The closed form of f⁻¹ subtracts 1/(2ε) from a number of that size, which costs 3 digits."""
     assert_close(actual, desired, ulps=4 / EPSILON)
 
 
-# --- one step and n steps --------------------------------------------------------------------------------------------
+# --- one step and n steps -------------------------------------------------------------------------
 
 
 def test_one_step_by_hand(dtype: str) -> None:
@@ -98,7 +105,11 @@ def test_n_step_is_the_sum(dtype: str, n: int) -> None:
 def test_n_step_of_one_is_one_step(dtype: str) -> None:
     sequence = make_sequence(dtype)
     one = operators.one_step(sequence["rewards"][0], sequence["discounts"][0], sequence["q"][1])
-    assert_close(operators.n_step(sequence["rewards"][:1], sequence["discounts"][:1], sequence["q"][1]), one, ulps=4)
+    assert_close(
+        operators.n_step(sequence["rewards"][:1], sequence["discounts"][:1], sequence["q"][1]),
+        one,
+        ulps=4,
+    )
 
 
 def test_n_step_ignores_what_follows_termination(dtype: str) -> None:
@@ -107,7 +118,7 @@ def test_n_step_ignores_what_follows_termination(dtype: str) -> None:
     assert_close(operators.n_step(rewards, discounts, jnp.asarray([1e6, 1e6], dtype)), 2.0)
 
 
-# --- Retrace ---------------------------------------------------------------------------------------------------------
+# --- Retrace --------------------------------------------------------------------------------------
 
 
 def hand_sequence(dtype: str) -> dict[str, jax.Array]:
@@ -166,8 +177,10 @@ def test_retrace_equals_rlax(rlax: ModuleType) -> None:
         assert_close(retrace(sequence), rlax_targets(rlax, rlax.retrace, sequence))
 
 
-def rlax_targets(rlax: ModuleType, function, sequence: dict[str, jax.Array], **options) -> np.ndarray:
-    """rlax returns errors against Q(s_t, a_t); eps = 0 leaves the behaviour probability as it is."""
+def rlax_targets(
+    rlax: ModuleType, function, sequence: dict[str, jax.Array], **options
+) -> np.ndarray:
+    """rlax returns errors against Q(s_t, a_t); eps = 0 leaves the behaviour probability alone."""
     q, actions = sequence["q"], sequence["actions"]
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         errors = function(
@@ -200,7 +213,10 @@ def test_infinite_behaviour_probability_cuts_the_sequence(dtype: str, cut: int) 
     """Nothing after the cut reaches before it, but the value there is still bootstrapped from."""
     sequence = make_sequence(dtype)
     sequence = edit(sequence, "behaviour_prob", cut, np.inf)
-    head = {name: x[:cut] if name in ("rewards", "discounts") else x[: cut + 1] for name, x in sequence.items()}
+    head = {
+        name: x[:cut] if name in ("rewards", "discounts") else x[: cut + 1]
+        for name, x in sequence.items()
+    }
     assert_close(retrace(sequence)[:cut], retrace(head), ulps=4)
     assert_close(retrace(sequence), reference.retrace(**as_numpy(sequence), lambda_=LAMBDA))
 
@@ -217,12 +233,14 @@ def test_greedy_target_without_trace_is_one_step(dtype: str) -> None:
     """λ = 0 and a greedy target policy: the optimal Bellman target at every step."""
     sequence = make_sequence(dtype)
     sequence["target_policy"] = jax.nn.one_hot(jnp.argmax(sequence["q"], axis=-1), A, dtype=dtype)
-    expected = jax.vmap(operators.one_step)(sequence["rewards"], sequence["discounts"], sequence["q"][1:])
+    expected = jax.vmap(operators.one_step)(
+        sequence["rewards"], sequence["discounts"], sequence["q"][1:]
+    )
     assert_close(retrace(sequence, 0.0), expected, ulps=4)
 
 
 def test_on_policy_full_trace_is_n_step(dtype: str) -> None:
-    """λ = 1, μ = π greedy and greedy actions: each target is the rest of the return, then the maximum."""
+    """λ = 1, μ = π greedy, greedy actions: a target is the rest of the return plus the maximum."""
     sequence = make_sequence(dtype)
     greedy = jnp.argmax(sequence["q"], axis=-1).astype("int32")
     sequence |= {
@@ -263,7 +281,9 @@ def test_unused_entries_change_nothing(operator, name: str, where: int, value: f
     sequence = make_sequence("float32")
     garbage = edit(sequence, name, where, value)
     np.testing.assert_array_equal(operator(garbage), operator(sequence))
-    for got, expected in zip(gradients(operator, garbage), gradients(operator, sequence), strict=True):
+    for got, expected in zip(
+        gradients(operator, garbage), gradients(operator, sequence), strict=True
+    ):
         np.testing.assert_array_equal(got, expected)
         assert np.isfinite(np.asarray(got)).all()
 
@@ -275,16 +295,20 @@ def test_gradient_is_finite_where_the_trace_stops(operator) -> None:
         assert np.isfinite(np.asarray(gradient)).all()
 
 
-# --- value rescaling -------------------------------------------------------------------------------------------------
+# --- value rescaling ------------------------------------------------------------------------------
 
 VALUES = [0.0, 1e-3, -0.5, 3.0, -8.0, 100.0, -2e4]
 
 
 def test_rescaling_by_hand(dtype: str) -> None:
     """f(3) = √4 − 1 + 0.003; f(−8) = −(√9 − 1) − 0.008; with ε = 0.5: f(3) = 1 + 1.5."""
-    assert_close(operators.signed_hyperbolic(jnp.asarray([3.0, -8.0], dtype)), [1.003, -2.008], ulps=4)
+    assert_close(
+        operators.signed_hyperbolic(jnp.asarray([3.0, -8.0], dtype)), [1.003, -2.008], ulps=4
+    )
     assert_close(operators.signed_hyperbolic(jnp.asarray(3.0, dtype), epsilon=0.5), 2.5, ulps=4)
-    assert_close_transformed(operators.signed_parabolic(jnp.asarray([1.003, -2.008], dtype)), np.array([3.0, -8.0]))
+    assert_close_transformed(
+        operators.signed_parabolic(jnp.asarray([1.003, -2.008], dtype)), np.array([3.0, -8.0])
+    )
     assert_close(operators.signed_parabolic(jnp.asarray(2.5, dtype), epsilon=0.5), 3.0)
 
 
@@ -295,9 +319,12 @@ def test_rescaling_is_the_definition(dtype: str, epsilon: float) -> None:
     assert f.dtype == inverse.dtype == dtype
     for i, value in enumerate(reference.f64(x)):
         assert_close(f[i], reference.signed_hyperbolic(value, epsilon), ulps=4)
-        # Relative to the largest step of the closed form, √(1 + |f⁻¹|)/ε, the error is of a few units.
+        # The largest step of the closed form is √(1 + |f⁻¹|)/ε; relative to it, the error is a few
+        # units.
         expected = reference.signed_parabolic(value, epsilon)
-        assert_close(inverse[i], expected, ulps=8, scale=(1 + abs(expected)) ** 0.5 / epsilon + abs(expected))
+        assert_close(
+            inverse[i], expected, ulps=8, scale=(1 + abs(expected)) ** 0.5 / epsilon + abs(expected)
+        )
 
 
 def test_rescaling_equals_rlax(rlax: ModuleType) -> None:
@@ -311,10 +338,12 @@ def test_rescaling_equals_rlax(rlax: ModuleType) -> None:
 
 
 def test_rescaling_round_trip() -> None:
-    """f is well conditioned under f⁻¹: what f⁻¹ loses, f loses again."""
+    """f is well conditioned under f⁻¹: f(f⁻¹(x)) cancels the error of f⁻¹."""
     with jax.enable_x64(True):
         x = jnp.asarray(VALUES, "float64")
-        assert_close_transformed(operators.signed_hyperbolic(operators.signed_parabolic(x)), np.asarray(x))
+        assert_close_transformed(
+            operators.signed_hyperbolic(operators.signed_parabolic(x)), np.asarray(x)
+        )
 
 
 @pytest.mark.parametrize("x", [0.0, 2.0, -2.0])
@@ -326,7 +355,7 @@ def test_rescaling_derivatives(dtype: str, x: float) -> None:
     assert_close_transformed(jax.grad(operators.signed_parabolic)(y), np.asarray(1 / slope))
 
 
-# --- transformed Retrace ---------------------------------------------------------------------------------------------
+# --- transformed Retrace --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
@@ -337,7 +366,9 @@ def test_transformed_retrace_is_the_definition(dtype: str, scale: float) -> None
     sequence = edit(sequence, "behaviour_prob", 2, np.inf)
     targets = transformed(sequence)
     assert targets.dtype == dtype
-    assert_close_transformed(targets, reference.transformed_retrace(**as_numpy(sequence), lambda_=LAMBDA))
+    assert_close_transformed(
+        targets, reference.transformed_retrace(**as_numpy(sequence), lambda_=LAMBDA)
+    )
 
 
 def test_transformed_retrace_uses_its_epsilon() -> None:
@@ -352,11 +383,13 @@ def test_transformed_retrace_equals_rlax(rlax: ModuleType) -> None:
     with jax.enable_x64(True):
         sequence = make_sequence("float64", seed=5, scale=5.0)
         sequence = edit(sequence, "discounts", 1, 0.0)
-        expected = rlax_targets(rlax, rlax.transformed_retrace, sequence, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR)
+        expected = rlax_targets(
+            rlax, rlax.transformed_retrace, sequence, tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR
+        )
         assert_close_transformed(transformed(sequence), expected)
 
 
-# --- transformations and bad input -----------------------------------------------------------------------------------
+# --- transformations and bad input ----------------------------------------------------------------
 
 
 def test_jit_agrees(dtype: str) -> None:
@@ -366,25 +399,35 @@ def test_jit_agrees(dtype: str) -> None:
     assert_jit_agrees(operators.one_step, rewards[0], discounts[0], q[1])
     assert_jit_agrees(operators.n_step, rewards, discounts, q[T])
     assert_jit_agrees(partial(operators.retrace, lambda_=LAMBDA), *arrays)
-    assert_jit_agrees(partial(operators.transformed_retrace, lambda_=LAMBDA), *arrays, ulps=4 / EPSILON)
+    assert_jit_agrees(
+        partial(operators.transformed_retrace, lambda_=LAMBDA), *arrays, ulps=4 / EPSILON
+    )
 
 
 def test_vmap_agrees(dtype: str) -> None:
     """A leading axis, as over a batch of sequences."""
     sequences = [make_sequence(dtype, seed) for seed in range(3)]
     batch = {name: np.stack([sequence[name] for sequence in sequences]) for name in ORDER}
-    assert_vmap_agrees(operators.one_step, batch["rewards"][:, 0], batch["discounts"][:, 0], batch["q"][:, 1])
+    assert_vmap_agrees(
+        operators.one_step, batch["rewards"][:, 0], batch["discounts"][:, 0], batch["q"][:, 1]
+    )
     assert_vmap_agrees(operators.n_step, batch["rewards"], batch["discounts"], batch["q"][:, T])
     assert_vmap_agrees(partial(operators.retrace, lambda_=LAMBDA), *batch.values())
-    assert_vmap_agrees(partial(operators.transformed_retrace, lambda_=LAMBDA), *batch.values(), ulps=4 / EPSILON)
+    assert_vmap_agrees(
+        partial(operators.transformed_retrace, lambda_=LAMBDA), *batch.values(), ulps=4 / EPSILON
+    )
 
 
 def test_vmap_over_sampled_parameters_alone(dtype: str) -> None:
     """M values and policies on one sequence of data, which is not copied."""
     sequence = make_sequence(dtype)
     others = [make_sequence(dtype, seed) for seed in (1, 2)]
-    q, policy = (jnp.asarray(np.stack([other[name] for other in others])) for name in ("q", "target_policy"))
-    targets = jax.vmap(lambda q, policy: retrace(sequence | {"q": q, "target_policy": policy}))(q, policy)
+    q, policy = (
+        jnp.asarray(np.stack([other[name] for other in others])) for name in ("q", "target_policy")
+    )
+    targets = jax.vmap(lambda q, policy: retrace(sequence | {"q": q, "target_policy": policy}))(
+        q, policy
+    )
     for m in range(2):
         alone = as_numpy(sequence | {"q": q[m], "target_policy": policy[m]})
         assert_close(targets[m], reference.retrace(**alone, lambda_=LAMBDA))
@@ -419,14 +462,17 @@ def test_retrace_refuses_wrong_shapes(operator, name: str, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    ("rewards", "discounts", "q_next"), [((3,), (2,), (A,)), ((3,), (), (A,)), ((3,), (3,), (2, A)), ((), (), (A,))]
+    ("rewards", "discounts", "q_next"),
+    [((3,), (2,), (A,)), ((3,), (), (A,)), ((3,), (3,), (2, A)), ((), (), (A,))],
 )
 def test_n_step_refuses_wrong_shapes(rewards, discounts, q_next) -> None:
     with pytest.raises(REFUSED):
         operators.n_step(*(jnp.ones(shape, "float32") for shape in (rewards, discounts, q_next)))
 
 
-@pytest.mark.parametrize(("reward", "discount", "q_next"), [((2,), (2,), (A,)), ((), (2,), (A,)), ((), (), (2, A))])
+@pytest.mark.parametrize(
+    ("reward", "discount", "q_next"), [((2,), (2,), (A,)), ((), (2,), (A,)), ((), (), (2, A))]
+)
 def test_one_step_refuses_wrong_shapes(reward, discount, q_next) -> None:
     """A batch goes through `vmap`."""
     with pytest.raises(REFUSED):

@@ -1,4 +1,4 @@
-"""`spectral_bellman.posterior`: one precision matrix, its factor, and what is drawn from it."""
+"""`spectral_bellman.posterior`: the precision matrix, its factor, and samples from it."""
 
 import jax
 import jax.numpy as jnp
@@ -24,24 +24,30 @@ def make_precision(dtype: str, seed: int = 0) -> jax.Array:
 
 
 def hand_precision(dtype: str) -> jax.Array:
-    """I + [[2, 1], [1, 1]]: determinant 5, inverse [[0.4, −0.2], [−0.2, 0.6]], eigenvalues (5 ± √5)/2."""
+    """I + [[2, 1], [1, 1]].
+
+    The determinant is 5, the inverse [[0.4, −0.2], [−0.2, 0.6]], the eigenvalues (5 ± √5)/2.
+    """
     return jnp.asarray([[3.0, 1.0], [1.0, 2.0]], dtype)
 
 
 def ill_conditioned() -> jax.Array:
-    """A float32 matrix of condition 1e6 with λ_min near 1, dense; what it holds is taken as the truth."""
+    """A dense float32 matrix of condition 1e6 with λ_min near 1; its float32 entries are exact."""
     rng = np.random.default_rng(0)
     basis, _ = np.linalg.qr(rng.normal(size=(8, 8)))
     matrix = (basis * np.geomspace(1.0, 1e6, 8)) @ basis.T
     return jnp.asarray((matrix + matrix.T) / 2, "float32")
 
 
-# --- by hand ---------------------------------------------------------------------------------------------------------
+# --- by hand --------------------------------------------------------------------------------------
 
 
 def test_precision_by_hand(dtype: str) -> None:
     """φᵀφ = [[1 + 1, 1], [1, 1]]."""
-    assert_close(posterior.precision(jnp.asarray([[1.0, 0.0], [1.0, 1.0]], dtype), 1.0), [[3.0, 1.0], [1.0, 2.0]])
+    assert_close(
+        posterior.precision(jnp.asarray([[1.0, 0.0], [1.0, 1.0]], dtype), 1.0),
+        [[3.0, 1.0], [1.0, 2.0]],
+    )
 
 
 def test_factor_by_hand(dtype: str) -> None:
@@ -56,7 +62,10 @@ def test_exploration_scale_by_hand(dtype: str) -> None:
 
 
 def test_thompson_parameters_by_hand(dtype: str) -> None:
-    """Lᵀx = (0, √15) has x_2 = √15/√(5/3) = 3 and x_1 = −x_2/3 = −1; (10, 20) + √4 · (−1, 3) = (8, 26)."""
+    """Lᵀx = (0, √15) has the solution x_2 = √15/√(5/3) = 3 and x_1 = −x_2/3 = −1.
+
+    The parameters are (10, 20) + √4 · (−1, 3) = (8, 26).
+    """
     z, mean = jnp.asarray([0.0, 15**0.5], dtype), jnp.asarray([10.0, 20.0], dtype)
     factor = jnp.asarray(np.linalg.cholesky(reference.f64(hand_precision(dtype))), dtype)
     assert_close(posterior.thompson_parameters(z, mean, factor, 4.0), [8.0, 26.0])
@@ -70,10 +79,12 @@ def test_ucb_bonus_by_hand(dtype: str) -> None:
 
 def test_max_uncertainty_by_hand(dtype: str) -> None:
     """The larger of √(10 · 0.4) and √(10 · 0.6)."""
-    assert_close(posterior.max_uncertainty(jnp.eye(2, dtype=dtype), hand_precision(dtype), 10.0), 6**0.5)
+    assert_close(
+        posterior.max_uncertainty(jnp.eye(2, dtype=dtype), hand_precision(dtype), 10.0), 6**0.5
+    )
 
 
-# --- against the definition ------------------------------------------------------------------------------------------
+# --- against the definition -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_rows", [1, N])
@@ -103,7 +114,9 @@ def test_exploration_scale_is_the_smallest_eigenvalue(dtype: str, seed: int) -> 
     assert scale.dtype == dtype
     # An eigenvalue moves by at most a unit of the largest entry times d; d(1 − γ) = 0.4 divides it.
     size = D * float(np.abs(sigma).max()) / (D * (1 - DISCOUNT))
-    assert_close(scale, reference.exploration_scale(reference.f64(sigma), DISCOUNT), ulps=4, scale=size)
+    assert_close(
+        scale, reference.exploration_scale(reference.f64(sigma), DISCOUNT), ulps=4, scale=size
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,7 +126,9 @@ def test_thompson_parameters_are_the_dense_inverse(dtype: str, seed: int) -> Non
     z, mean = (jnp.asarray(x, dtype) for x in rng.normal(size=(2, D)))
     theta = posterior.thompson_parameters(z, mean, factor, SCALE)
     assert theta.dtype == dtype
-    assert_close(theta, reference.thompson_parameters(*map(reference.f64, (z, mean, factor)), SCALE))
+    assert_close(
+        theta, reference.thompson_parameters(*map(reference.f64, (z, mean, factor)), SCALE)
+    )
 
 
 @pytest.mark.parametrize("shape", [(D,), (5, D), (2, 3, D)])
@@ -122,7 +137,10 @@ def test_ucb_bonus_is_the_dense_inverse(dtype: str, shape: tuple[int, ...]) -> N
     sigma = make_precision(dtype)
     bonus = posterior.ucb_bonus(phi, sigma, SCALE)
     assert bonus.dtype == dtype
-    flat = [reference.ucb_bonus(x, reference.f64(sigma), SCALE) for x in reference.f64(phi).reshape(-1, D)]
+    flat = [
+        reference.ucb_bonus(x, reference.f64(sigma), SCALE)
+        for x in reference.f64(phi).reshape(-1, D)
+    ]
     # A solve in this precision may lose the condition number of Σ, 60, and no more.
     assert_close(bonus, np.reshape(flat, shape[:-1]), ulps=4 * 60)
 
@@ -136,7 +154,10 @@ def test_max_uncertainty_is_the_largest_bonus(dtype: str) -> None:
 
 
 def test_max_uncertainty_is_the_support_of_the_ellipsoid() -> None:
-    """The other side of its definition: the most that any ‖ξ‖_Σ = √scale adds to a policy's value, on a fine circle."""
+    """The dual definition: the most that any ξ with ‖ξ‖_Σ = √scale adds to the value of a policy.
+
+    ξ runs over a fine circle.
+    """
     with jax.enable_x64(True):
         sigma, means = hand_precision("float64"), np.array([[1.0, -0.5], [0.2, 1.0], [-1.0, 0.1]])
         uncertainty = float(posterior.max_uncertainty(jnp.asarray(means), sigma, SCALE))
@@ -145,17 +166,21 @@ def test_max_uncertainty_is_the_support_of_the_ellipsoid() -> None:
         direction = np.array([np.cos(angle), np.sin(angle)])
         xi = direction * (SCALE / reference.quadratic(direction, reference.f64(sigma))) ** 0.5
         best = max(best, *(reference.dot(mean, xi) for mean in means))
-    # The nearest angle is within 1.6e-4, and a maximum is flat: second order, times the condition number 2.6.
+    # The nearest angle is within 1.6e-4. A maximum is flat, so the error is of second order, times
+    # the condition number 2.6.
     assert uncertainty == pytest.approx(best, rel=1e-7)
     assert uncertainty >= best - 1e-12
 
 
-# --- conditioning ----------------------------------------------------------------------------------------------------
+# --- conditioning ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_smallest_eigenvalue_survives_float32(compiled: bool) -> None:
-    """float32 `eigh` is wrong here by some 1e-3, up to 1e6 · 1e-7 of λ_min; the true value rounds at 1e-7."""
+    """The relative error of float32 `eigh` is about 1e-3 here, and can reach 1e6 · 1e-7.
+
+    The true value rounds at 1e-7.
+    """
     sigma = ill_conditioned()
 
     def scale(sigma: jax.Array) -> jax.Array:
@@ -168,7 +193,7 @@ def test_smallest_eigenvalue_survives_float32(compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_factor_survives_float32(compiled: bool) -> None:
-    """The factor of the matrix given, rounded once: every entry to a few units of its own last place."""
+    """The exact factor, rounded once: every entry is within a few units of its own last place."""
     sigma = ill_conditioned()
     factor = (jax.jit(posterior.factor) if compiled else posterior.factor)(sigma)
     expected = np.linalg.cholesky(reference.f64(sigma))
@@ -176,23 +201,29 @@ def test_factor_survives_float32(compiled: bool) -> None:
 
 
 def test_uncertainty_survives_float32() -> None:
-    """Through an exact factor at most the root of the condition number is lost, 1e3 · 1.2e-7; float32 loses 3e-3."""
+    """With an exact factor the error is at most 1e3 · 1.2e-7, for the root of the condition number.
+
+    The error of float32 is 3e-3.
+    """
     sigma = ill_conditioned()
     phi = jnp.eye(8, dtype="float32")
     expected = [reference.ucb_bonus(x, reference.f64(sigma), SCALE) for x in np.eye(8)]
     np.testing.assert_allclose(posterior.ucb_bonus(phi, sigma, SCALE), expected, rtol=1.2e-4)
-    np.testing.assert_allclose(posterior.max_uncertainty(phi, sigma, SCALE), max(expected), rtol=1.2e-4)
+    np.testing.assert_allclose(
+        posterior.max_uncertainty(phi, sigma, SCALE), max(expected), rtol=1.2e-4
+    )
 
 
-# --- sampling --------------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_thompson_moments(seed: int) -> None:
     """Whitened by the dense root of scale · Σ⁻¹, the samples are standard normal.
 
-    Over n draws a mean has deviation 1/√n, an off-diagonal second moment 1/√n, a diagonal one √(2/n). Five deviations
-    on 14 numbers fail by chance once in 100,000 seeds; L⁻¹ in place of L⁻ᵀ, or a scale not rooted, is far outside.
+    Over n draws a mean has standard deviation 1/√n, an off-diagonal second moment 1/√n, and a
+    diagonal second moment √(2/n). Five deviations on 14 numbers fail by chance once in 100,000
+    seeds. L⁻¹ in place of L⁻ᵀ, or the scale in place of its root, is far outside.
     """
     n = 40_000
     sigma = make_precision("float32", seed)
@@ -200,7 +231,9 @@ def test_thompson_moments(seed: int) -> None:
     samples = posterior.thompson_sample(jax.random.key(seed), mean, sigma, SCALE, shape=(n,))
     assert samples.dtype == "float32"
     covariance = SCALE * np.linalg.inv(reference.f64(sigma))
-    white = (reference.f64(samples) - reference.f64(mean)) @ np.linalg.inv(np.linalg.cholesky(covariance)).T
+    white = (reference.f64(samples) - reference.f64(mean)) @ np.linalg.inv(
+        np.linalg.cholesky(covariance)
+    ).T
     np.testing.assert_allclose(white.mean(axis=0), np.zeros(D), atol=5 / n**0.5)
     second = white.T @ white / n
     np.testing.assert_allclose(second - np.eye(D), np.zeros((D, D)), atol=5 * (2 / n) ** 0.5)
@@ -212,7 +245,9 @@ def test_kept_noise_has_the_same_moments() -> None:
     sigma = make_precision("float32")
     z = jax.random.normal(jax.random.key(5), (n, D), "float32")
     factor, mean = posterior.factor(sigma), jnp.zeros(D, "float32")
-    samples = reference.f64(jax.jit(jax.vmap(lambda z: posterior.thompson_parameters(z, mean, factor, SCALE)))(z))
+    samples = reference.f64(
+        jax.jit(jax.vmap(lambda z: posterior.thompson_parameters(z, mean, factor, SCALE)))(z)
+    )
     covariance = SCALE * np.linalg.inv(reference.f64(sigma))
     root = np.linalg.inv(np.linalg.cholesky(covariance))
     second = root @ (samples.T @ samples / n) @ root.T
@@ -222,7 +257,9 @@ def test_kept_noise_has_the_same_moments() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 def test_thompson_sample_shape(dtype: str, shape: tuple[int, ...]) -> None:
     mean = jnp.zeros(D, dtype)
-    sample = posterior.thompson_sample(jax.random.key(0), mean, make_precision(dtype), SCALE, shape=shape)
+    sample = posterior.thompson_sample(
+        jax.random.key(0), mean, make_precision(dtype), SCALE, shape=shape
+    )
     assert sample.shape == (*shape, D)
     assert sample.dtype == dtype
     assert len(np.unique(np.asarray(sample))) == sample.size
@@ -230,7 +267,9 @@ def test_thompson_sample_shape(dtype: str, shape: tuple[int, ...]) -> None:
 
 def test_thompson_sample_is_a_function_of_its_key() -> None:
     mean, sigma = jnp.zeros(D, "float32"), make_precision("float32")
-    first, again, other = (posterior.thompson_sample(jax.random.key(k), mean, sigma, SCALE) for k in (1, 1, 2))
+    first, again, other = (
+        posterior.thompson_sample(jax.random.key(k), mean, sigma, SCALE) for k in (1, 1, 2)
+    )
     np.testing.assert_array_equal(first, again)
     assert (np.asarray(first) != np.asarray(other)).all()
 
@@ -242,7 +281,7 @@ def test_sample_without_variance_is_the_mean() -> None:
 
 
 def test_sample_at_the_exploration_scale(dtype: str) -> None:
-    """The scale as it comes from `exploration_scale`, an array: the whole rule compiles as one function."""
+    """The scale is an array from `exploration_scale`: the whole rule compiles as one function."""
     sigma, mean = make_precision(dtype), jnp.zeros(D, dtype)
 
     def sample(sigma: jax.Array) -> jax.Array:
@@ -252,12 +291,14 @@ def test_sample_at_the_exploration_scale(dtype: str) -> None:
     def noise(sigma: jax.Array) -> jax.Array:
         return posterior.thompson_sample(jax.random.key(0), mean, sigma, 1.0)
 
-    expected = reference.exploration_scale(reference.f64(sigma), DISCOUNT) ** 0.5 * reference.f64(noise(sigma))
+    expected = reference.exploration_scale(reference.f64(sigma), DISCOUNT) ** 0.5 * reference.f64(
+        noise(sigma)
+    )
     assert_close(sample(sigma), expected, ulps=4 * 60)
     assert_close(jax.jit(sample)(sigma), expected, ulps=4 * 60)
 
 
-# --- transformations and bad input -----------------------------------------------------------------------------------
+# --- transformations and bad input ----------------------------------------------------------------
 
 
 def test_jit_agrees(dtype: str) -> None:
@@ -266,11 +307,21 @@ def test_jit_agrees(dtype: str) -> None:
     factor = posterior.factor(sigma)
     assert_jit_agrees(lambda phi: posterior.precision(phi, RIDGE), phi)
     assert_jit_agrees(posterior.factor, sigma)
-    assert_jit_agrees(lambda sigma: posterior.exploration_scale(sigma, DISCOUNT), sigma, ulps=4 * 60)
-    assert_jit_agrees(lambda z, factor: posterior.thompson_parameters(z, mean, factor, SCALE), phi[0], factor)
-    assert_jit_agrees(lambda sigma: posterior.thompson_sample(key, mean, sigma, SCALE), sigma, ulps=4 * 60)
-    assert_jit_agrees(lambda phi, sigma: posterior.ucb_bonus(phi, sigma, SCALE), phi, sigma, ulps=4 * 60)
-    assert_jit_agrees(lambda phi, sigma: posterior.max_uncertainty(phi, sigma, SCALE), phi, sigma, ulps=4 * 60)
+    assert_jit_agrees(
+        lambda sigma: posterior.exploration_scale(sigma, DISCOUNT), sigma, ulps=4 * 60
+    )
+    assert_jit_agrees(
+        lambda z, factor: posterior.thompson_parameters(z, mean, factor, SCALE), phi[0], factor
+    )
+    assert_jit_agrees(
+        lambda sigma: posterior.thompson_sample(key, mean, sigma, SCALE), sigma, ulps=4 * 60
+    )
+    assert_jit_agrees(
+        lambda phi, sigma: posterior.ucb_bonus(phi, sigma, SCALE), phi, sigma, ulps=4 * 60
+    )
+    assert_jit_agrees(
+        lambda phi, sigma: posterior.max_uncertainty(phi, sigma, SCALE), phi, sigma, ulps=4 * 60
+    )
 
 
 def test_vmap_agrees(dtype: str) -> None:
@@ -280,10 +331,18 @@ def test_vmap_agrees(dtype: str) -> None:
     factor, mean = np.linalg.cholesky(sigma), jnp.ones(D, dtype)
     assert_vmap_agrees(lambda phi: posterior.precision(phi, RIDGE), phi)
     assert_vmap_agrees(posterior.factor, sigma)
-    assert_vmap_agrees(lambda sigma: posterior.exploration_scale(sigma, DISCOUNT), sigma, ulps=4 * 60)
-    assert_vmap_agrees(lambda z, factor: posterior.thompson_parameters(z, mean, factor, SCALE), phi[:, 0], factor)
-    assert_vmap_agrees(lambda phi, sigma: posterior.ucb_bonus(phi, sigma, SCALE), phi, sigma, ulps=4 * 60)
-    assert_vmap_agrees(lambda phi, sigma: posterior.max_uncertainty(phi, sigma, SCALE), phi, sigma, ulps=4 * 60)
+    assert_vmap_agrees(
+        lambda sigma: posterior.exploration_scale(sigma, DISCOUNT), sigma, ulps=4 * 60
+    )
+    assert_vmap_agrees(
+        lambda z, factor: posterior.thompson_parameters(z, mean, factor, SCALE), phi[:, 0], factor
+    )
+    assert_vmap_agrees(
+        lambda phi, sigma: posterior.ucb_bonus(phi, sigma, SCALE), phi, sigma, ulps=4 * 60
+    )
+    assert_vmap_agrees(
+        lambda phi, sigma: posterior.max_uncertainty(phi, sigma, SCALE), phi, sigma, ulps=4 * 60
+    )
 
 
 def test_bonus_gradient(dtype: str) -> None:
@@ -291,7 +350,9 @@ def test_bonus_gradient(dtype: str) -> None:
     phi, sigma = make_phi(dtype)[0], make_precision(dtype)
     phi64, sigma64 = reference.f64(phi), reference.f64(sigma)
     expected = SCALE * np.linalg.solve(sigma64, phi64) / reference.ucb_bonus(phi64, sigma64, SCALE)
-    assert_close(jax.grad(lambda phi: posterior.ucb_bonus(phi, sigma, SCALE))(phi), expected, ulps=4 * 60)
+    assert_close(
+        jax.grad(lambda phi: posterior.ucb_bonus(phi, sigma, SCALE))(phi), expected, ulps=4 * 60
+    )
 
 
 NOT_POSITIVE_DEFINITE = {
@@ -302,9 +363,13 @@ NOT_POSITIVE_DEFINITE = {
 READERS = {
     "factor": posterior.factor,
     "exploration_scale": lambda sigma: posterior.exploration_scale(sigma, DISCOUNT),
-    "thompson_sample": lambda sigma: posterior.thompson_sample(jax.random.key(0), jnp.zeros(2, "float32"), sigma, SCALE),
+    "thompson_sample": lambda sigma: posterior.thompson_sample(
+        jax.random.key(0), jnp.zeros(2, "float32"), sigma, SCALE
+    ),
     "ucb_bonus": lambda sigma: posterior.ucb_bonus(jnp.ones(2, "float32"), sigma, SCALE),
-    "max_uncertainty": lambda sigma: posterior.max_uncertainty(jnp.ones((1, 2), "float32"), sigma, SCALE),
+    "max_uncertainty": lambda sigma: posterior.max_uncertainty(
+        jnp.ones((1, 2), "float32"), sigma, SCALE
+    ),
 }
 
 

@@ -16,17 +16,23 @@ def test_it_starts_as_the_identity_and_can_learn() -> None:
 
 def test_it_is_a_residual_of_two_hidden_layers() -> None:
     network = ResidualParameters(3, jax.random.key(0))
-    network = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape), network)
+    network = jax.tree.map(
+        lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape), network
+    )
     theta = np.array([1.0, -2.0, 3.0], np.float32)
     hidden = theta
     for layer in network.layers[:2]:
         hidden = np.maximum(np.asarray(layer.weight) @ hidden + np.asarray(layer.bias), 0)
-    expected = theta + np.asarray(network.layers[2].weight) @ hidden + np.asarray(network.layers[2].bias)
+    expected = (
+        theta + np.asarray(network.layers[2].weight) @ hidden + np.asarray(network.layers[2].bias)
+    )
     np.testing.assert_allclose(network(jnp.asarray(theta)), expected, rtol=1e-5)
 
 
 def test_many_at_once_need_vmap() -> None:
-    with pytest.raises(ValueError, match=r"theta must have shape \(5,\), got \(4,\); use jax.vmap for many"):
+    with pytest.raises(
+        ValueError, match=r"theta must have shape \(5,\), got \(4,\); use jax.vmap for many"
+    ):
         ResidualParameters(5, jax.random.key(0))(jnp.ones(4))
 
 

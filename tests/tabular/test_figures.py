@@ -28,7 +28,9 @@ def test_subspace_error_is_drawn_beside_its_rate() -> None:
 
 
 def test_without_a_gap_there_is_no_rate_to_draw() -> None:
-    with pytest.raises(ValueError, match=r"rank must lie in \[1, 2\], so that something is left out; got 3"):
+    with pytest.raises(
+        ValueError, match=r"rank must lie in \[1, 2\], so that something is left out; got 3"
+    ):
         figures.plot_subspace_error(axes(), np.eye(3), rank=3, iterations=2)
 
 
@@ -38,7 +40,9 @@ def test_parameter_distribution_follows_the_means() -> None:
     figures.plot_parameter_distribution(panel, rounds, variance=0.01)
     np.testing.assert_allclose(panel.lines[0].get_xydata(), [r.parameters for r in rounds])
     with pytest.raises(ValueError, match="dimension 2, got 3"):
-        figures.plot_parameter_distribution(panel, tabular.spectral_q_iteration(tabular.chain_mdp(5, 0.9), 3, 2), 0.01)
+        figures.plot_parameter_distribution(
+            panel, tabular.spectral_q_iteration(tabular.chain_mdp(5, 0.9), 3, 2), 0.01
+        )
 
 
 def test_errors_are_drawn_in_units_of_the_bound() -> None:
@@ -46,5 +50,7 @@ def test_errors_are_drawn_in_units_of_the_bound() -> None:
     figures.plot_error_over_rounds(panel, {2: [4.0, 2.0]}, unit=4.0)
     assert panel.lines[0].get_ydata().tolist() == [1, 0.5]
     panel = axes()
-    figures.plot_error_by_rank(panel, [1, 2], {"random": np.array([[0.9, 0.5], [0.7, 0.3], [0.8, 0.4]])}, "title")
+    figures.plot_error_by_rank(
+        panel, [1, 2], {"random": np.array([[0.9, 0.5], [0.7, 0.3], [0.8, 0.4]])}, "title"
+    )
     assert panel.lines[0].get_ydata().tolist() == [0.8, 0.4]

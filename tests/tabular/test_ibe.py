@@ -6,7 +6,10 @@ from spectral_bellman.tabular.ibe import _Space
 
 
 def test_best_fit_by_hand() -> None:
-    """φ = 1 everywhere: the best constant for values 0 and 4 is 2, off by 2; inside |θ| ≤ 1 it is 1, off by 3."""
+    """φ = 1 everywhere: the best constant for values 0 and 4 is 2, with error 2.
+
+    With |θ| ≤ 1 the best constant is 1, with error 3.
+    """
     features, target = np.ones((2, 1, 1)), np.array([[0.0], [4.0]])
     theta, error = tabular.best_fit(features, target, bound=10.0)
     assert (theta[0], error) == pytest.approx((2, 2))
@@ -18,18 +21,25 @@ def test_badly_scaled_features_change_nothing() -> None:
     mdp = tabular.random_mdp(0, 6, 2, 0.8)
     features = tabular.random_features(0, mdp, 3)
     error = tabular.inherent_bellman_error(mdp, features)
-    assert tabular.inherent_bellman_error(mdp, features * [1e-5, 1, 1e4]) == pytest.approx(error, rel=1e-6)
+    assert tabular.inherent_bellman_error(mdp, features * [1e-5, 1, 1e4]) == pytest.approx(
+        error, rel=1e-6
+    )
 
 
 def test_the_search_reaches_what_a_scan_finds() -> None:
-    """With one feature B_φ is an interval: the search must reach what a scan of 101 points of it finds, at its ends or inside."""
+    """With one feature B_φ is an interval.
+
+    The search must reach the maximum of a scan over 101 points, at the ends or inside.
+    """
     for seed in range(6):
         mdp = tabular.random_mdp(seed, 3, 2, 0.9, branching=1)
         features = tabular.random_features(seed + 100, mdp, 1)
         bound = tabular.value_bound(mdp)
         edge = bound / np.abs(features).max()
         scan = max(
-            tabular.best_fit(features, tabular.bellman_backup(mdp, features[..., 0] * theta), bound)[1]
+            tabular.best_fit(
+                features, tabular.bellman_backup(mdp, features[..., 0] * theta), bound
+            )[1]
             for theta in np.linspace(-edge, edge, 101)
         )
         assert tabular.inherent_bellman_error(mdp, features) >= scan - 1e-9
@@ -54,7 +64,10 @@ def test_the_dual_of_a_fit_is_the_derivative_of_its_error() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1, 0])
 def test_a_step_of_the_search_never_goes_down(sign: int) -> None:
-    """The weighted sum of maxima grows, whatever the signs of the weights; with negative ones one step is optimal."""
+    """The weighted sum of maxima grows for weights of any sign.
+
+    With negative weights one step is optimal.
+    """
     rng = np.random.default_rng(0)
     space = _Space(rng.normal(size=(6, 2, 1)), bound=5.0)
 
@@ -75,7 +88,10 @@ def test_a_step_of_the_search_never_goes_down(sign: int) -> None:
 
 @pytest.mark.parametrize("horizon", [2, 3, 5])
 def test_h_step_error_is_at_most_the_discounted_sum_of_one_step_errors(horizon: int) -> None:
-    """Appendix D.1, for each θ: ‖T^hQ − best fit‖ ≤ Σ_i γ^{h−1−i} e_i, e_i the exact error of the i-th best fit along the chain."""
+    """Appendix D.1, for each θ: ‖T^hQ − best fit‖ ≤ Σ_i γ^{h−1−i} e_i.
+
+    e_i is the exact error of the i-th best fit along the chain.
+    """
     rng = np.random.default_rng(0)
     mdp = tabular.random_mdp(0, 8, 3, 0.8, branching=3)
     features = tabular.laplacian_features(mdp, 5)
@@ -85,7 +101,9 @@ def test_h_step_error_is_at_most_the_discounted_sum_of_one_step_errors(horizon: 
         q = features @ (theta * bound * rng.uniform() / np.abs(features @ theta).max())
         fitted, total = q, 0.0
         for _ in range(horizon):
-            parameters, error = tabular.best_fit(features, tabular.bellman_backup(mdp, fitted), bound)
+            parameters, error = tabular.best_fit(
+                features, tabular.bellman_backup(mdp, fitted), bound
+            )
             fitted, total = features @ parameters, mdp.discount * total + error
         h_step_error = tabular.best_fit(features, tabular.h_step_backup(mdp, q, horizon), bound)[1]
         assert 0 < h_step_error <= total + 1e-9
@@ -94,7 +112,11 @@ def test_h_step_error_is_at_most_the_discounted_sum_of_one_step_errors(horizon: 
 @pytest.mark.parametrize(
     ("features", "bound", "words"),
     [
-        (np.ones((2, 1, 1)), None, r"features have shape \(2, 1, 1\), but the MDP has \(S, A\) = \(3, 2\)"),
+        (
+            np.ones((2, 1, 1)),
+            None,
+            r"features have shape \(2, 1, 1\), but the MDP has \(S, A\) = \(3, 2\)",
+        ),
         (np.ones((3, 2, 1)), -1.0, "bound must be finite and not negative, got -1.0"),
         (np.full((3, 2, 1), np.inf), None, r"features\[0, 0, 0\] is inf"),
     ],

@@ -20,11 +20,14 @@ def test_optimal_q_is_the_fixed_point_to_1e_10(family: str, discount: float) -> 
     mdp = FAMILIES[family](discount)
     q = tabular.optimal_q(mdp)
     size = max(1.0, float(np.abs(q).max()))
-    assert np.abs(tabular.bellman_backup(mdp, q) - q).max() <= 1e-10 * (1 - discount) * size + 4e-16 * size
+    assert (
+        np.abs(tabular.bellman_backup(mdp, q) - q).max()
+        <= 1e-10 * (1 - discount) * size + 4e-16 * size
+    )
 
 
 def test_deep_sea_is_solved_by_going_right_alone() -> None:
-    """Four rows: three moves that cost 0.01/4 and bring nothing, then one that costs the same and pays 1."""
+    """Four rows: three moves cost 0.01/4 and pay nothing; the last costs the same and pays 1."""
     mdp = tabular.deep_sea_mdp(4, 0.5)
     q = tabular.optimal_q(mdp)
     cost = 0.01 / 4
@@ -60,7 +63,10 @@ def test_aggregation_needs_no_low_rank_dynamics() -> None:
 
 
 def test_a_jax_key_a_seed_and_a_generator_make_mdps() -> None:
-    draws = [generator(key).uniform() for key in (jax.random.key(3), jax.random.PRNGKey(3), 3, np.random.default_rng(3))]
+    draws = [
+        generator(key).uniform()
+        for key in (jax.random.key(3), jax.random.PRNGKey(3), 3, np.random.default_rng(3))
+    ]
     assert draws[0] == draws[1], "old and new keys of one seed are the same key"
     assert draws[2] == draws[3]
     assert generator(jax.random.key(4)).uniform() != draws[0]
@@ -89,11 +95,21 @@ def test_an_mdp_cannot_be_changed_behind_its_back() -> None:
             r"transition\[0, 0\] sums to 0.9, not 1 \(1 of 2 rows do not\); divide each row",
         ),
         ({"transition": [[[0.5, 0.5001]], [[0, 1]]]}, r"transition\[0, 0\] sums to 1.0001, not 1"),
-        ({"transition": [[[1.5, -0.5]], [[0, 1]]]}, r"transition\[0, 0, 1\] is -0.5; a probability cannot be negative"),
+        (
+            {"transition": [[[1.5, -0.5]], [[0, 1]]]},
+            r"transition\[0, 0, 1\] is -0.5; a probability cannot be negative",
+        ),
         ({"reward": [[np.nan], [0]]}, r"reward\[0, 0\] is nan"),
         ({"reward": [0, 0]}, r"reward must have shape \(S, A\), got \(2,\)"),
-        ({"transition": np.ones((2, 2, 2)) / 2}, r"transition must have shape \(2, 1, 2\) beside a reward of shape \(2, 1\)"),
-        ({"discount": 1.0}, r"discount must lie in \[0, 1\), got 1.0; make termination a zero-reward absorbing state"),
+        (
+            {"transition": np.ones((2, 2, 2)) / 2},
+            r"transition must have shape \(2, 1, 2\) beside a reward of shape \(2, 1\)",
+        ),
+        (
+            {"discount": 1.0},
+            r"discount must lie in \[0, 1\), got 1.0; "
+            r"make termination a zero-reward absorbing state",
+        ),
     ],
 )
 def test_what_is_no_mdp_is_refused_with_the_cure(change: dict, words: str) -> None:
@@ -107,11 +123,17 @@ def test_what_is_no_mdp_is_refused_with_the_cure(change: dict, words: str) -> No
     ("call", "words"),
     [
         (lambda: tabular.low_rank_mdp(0, 5, 2, 6, 0.9), r"rank must lie in \[1, 5\]"),
-        (lambda: tabular.random_mdp(0, 5, 2, 0.9, branching=6), r"branching must lie in \[1, 5\], got 6"),
+        (
+            lambda: tabular.random_mdp(0, 5, 2, 0.9, branching=6),
+            r"branching must lie in \[1, 5\], got 6",
+        ),
         (lambda: tabular.chain_mdp(1, 0.9), "at least 2 states"),
         (lambda: tabular.chain_mdp(3, 0.9, slip=2.0), "slip is a probability, got 2.0"),
         (lambda: tabular.deep_sea_mdp(1, 0.9), "size of at least 2"),
-        (lambda: tabular.h_step_backup(tabular.chain_mdp(3, 0.9), np.zeros((3, 2)), -1), "h must be at least 0"),
+        (
+            lambda: tabular.h_step_backup(tabular.chain_mdp(3, 0.9), np.zeros((3, 2)), -1),
+            "h must be at least 0",
+        ),
     ],
 )
 def test_impossible_families_are_refused(call: object, words: str) -> None:

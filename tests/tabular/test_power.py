@@ -13,7 +13,7 @@ def matrix_with_gap(seed: int = 0) -> np.ndarray:
 
 
 def test_the_literal_simultaneous_form_cycles_with_period_two() -> None:
-    """Both halves from the old pair: the scale of φθ̃ᵀ swings between two values and neither is the true one."""
+    """Both updates use the old pair: the scale of φθ̃ᵀ alternates between two wrong values."""
     matrix = matrix_with_gap()
     rng = np.random.default_rng(1)
     phi, theta = rng.normal(size=(30, 1)), rng.normal(size=(20, 1))
@@ -25,11 +25,14 @@ def test_the_literal_simultaneous_form_cycles_with_period_two() -> None:
     np.testing.assert_allclose(products[-2], products[-4], rtol=1e-10)
     assert abs(products[-1] / products[-2] - 1) > 0.1
     assert all(abs(product / 12 - 1) > 0.1 for product in products[-2:])
-    np.testing.assert_allclose(np.sqrt(products[-1] * products[-2]), 12, rtol=1e-10), "their geometric mean is σ₁"
+    (
+        np.testing.assert_allclose(np.sqrt(products[-1] * products[-2]), 12, rtol=1e-10),
+        "their geometric mean is σ₁",
+    )
 
 
 def test_the_span_converges_at_the_squared_ratio_of_the_gap() -> None:
-    """Between d = 3 and 4 the ratio is 4/7: each sweep leaves (4/7)² = 0.327 of the sine of the largest angle."""
+    """σ_4/σ_3 = 4/7: a sweep multiplies the sine of the largest angle by (4/7)² = 0.327."""
     _, errors = sweep_history(matrix_with_gap(), rank=3, iterations=25)
     ratios = errors[1:] / errors[:-1]
     settled = errors[1:] > 1e-10
@@ -47,14 +50,16 @@ def test_alignment_keeps_the_product_and_makes_both_covariances_equal_and_diagon
 
 
 def test_rows_and_columns_without_weight_are_fitted_but_have_no_say() -> None:
-    """A matrix of rank 2 is known from any part of rank 2: the rows of weight zero come out right all the same."""
+    """Any part of rank 2 determines a matrix of rank 2, so rows of weight zero are also correct."""
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(12, 2)) @ rng.normal(size=(2, 10))
     rows, columns = np.ones(12), np.ones(10)
     rows[8:], columns[:3] = 0, 0
     features, parameters, values = power_method(matrix, 2, 50, rows, columns)
     np.testing.assert_allclose(features @ parameters.T, matrix, atol=1e-10)
-    np.testing.assert_allclose(values, np.linalg.svd(matrix[:8, 3:], compute_uv=False)[:2], rtol=1e-10)
+    np.testing.assert_allclose(
+        values, np.linalg.svd(matrix[:8, 3:], compute_uv=False)[:2], rtol=1e-10
+    )
 
 
 def test_a_rank_above_that_of_the_matrix_leaves_zero_directions() -> None:
@@ -65,7 +70,9 @@ def test_a_rank_above_that_of_the_matrix_leaves_zero_directions() -> None:
 
 
 def test_small_singular_values_and_small_weights_are_not_lost() -> None:
-    np.testing.assert_allclose(power_method(np.diag([1, 1e-3, 1e-8, 1e-10]), 4, 50)[2], [1, 1e-3, 1e-8, 1e-10], rtol=1e-6)
+    np.testing.assert_allclose(
+        power_method(np.diag([1, 1e-3, 1e-8, 1e-10]), 4, 50)[2], [1, 1e-3, 1e-8, 1e-10], rtol=1e-6
+    )
     matrix = np.random.default_rng(0).normal(size=(4, 4))
     features, parameters, _ = power_method(matrix, 4, 50, row_weights=[1, 1, 1, 1e-14])
     np.testing.assert_allclose(features @ parameters.T, matrix, atol=1e-6)
@@ -76,8 +83,14 @@ def test_small_singular_values_and_small_weights_are_not_lost() -> None:
     [
         ({"rank": 21}, r"rank must lie in \[1, 20\], since matrix has shape \(30, 20\); got 21"),
         ({"rank": 2, "iterations": 0}, "iterations must be at least 1"),
-        ({"rank": 2, "row_weights": np.ones(3)}, r"row_weights must have shape \(30,\), got \(3,\)"),
-        ({"rank": 2, "column_weights": -np.ones(20)}, "column_weights must be non-negative and not all zero"),
+        (
+            {"rank": 2, "row_weights": np.ones(3)},
+            r"row_weights must have shape \(30,\), got \(3,\)",
+        ),
+        (
+            {"rank": 2, "column_weights": -np.ones(20)},
+            "column_weights must be non-negative and not all zero",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Networks: modules of equinox, arrays in, arrays out, no batch axis."""
+"""Networks as equinox modules: one observation or one θ in, arrays out, no batch axis."""
 
 from spectral_bellman.networks.features import (
     MLP,

@@ -1,4 +1,7 @@
-"""φ(s, ·): torsos that read an observation, and the head with |A|×d outputs. No batch axis; leaves are arrays only."""
+"""φ(s, ·): torsos that read an observation, and the head with |A|×d outputs.
+
+Modules have no batch axis, and all their leaves are arrays.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,7 +15,10 @@ from spectral_bellman._arrays import RandomKey
 
 
 def started(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
-    """The layer with He's normal weights and no bias: features of different states start out different, also of one-hot states."""
+    """The layer with He's normal weights and zero bias.
+
+    Features of different states then start out different, also for one-hot observations.
+    """
     assert layer.bias is not None
     fan_in = math.prod(layer.weight.shape[1:])
     weight = jax.random.normal(key, layer.weight.shape) * math.sqrt(2 / fan_in)
@@ -26,7 +32,9 @@ class FeatureNetwork(eqx.Module):
     head: eqx.nn.Linear
     actions: int = eqx.field(static=True)
 
-    def __init__(self, torso: Callable[[Array], Array], width: int, actions: int, d: int, key: RandomKey) -> None:
+    def __init__(
+        self, torso: Callable[[Array], Array], width: int, actions: int, d: int, key: RandomKey
+    ) -> None:
         self.torso, self.actions = torso, actions
         self.head = started(eqx.nn.Linear(width, actions * d, key=key), key)
 
@@ -36,36 +44,58 @@ class FeatureNetwork(eqx.Module):
 
 
 def uniform_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
-    """The network with weights and biases uniform within ±1/√(fan in), as PyTorch's layers start."""
-    parts, structure = jax.tree.flatten(network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear))
+    """The network with weights and biases uniform within ±1/√(fan in), PyTorch's default."""
+    parts, structure = jax.tree.flatten(
+        network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear)
+    )
 
     def drawn(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
         bound = math.prod(layer.weight.shape[1:]) ** -0.5
         leaves, inside = jax.tree.flatten(layer)
         keys = jax.random.split(key, len(leaves))
-        draws = [jax.random.uniform(k, x.shape, x.dtype, -bound, bound) for k, x in zip(keys, leaves, strict=True)]
+        draws = [
+            jax.random.uniform(k, x.shape, x.dtype, -bound, bound)
+            for k, x in zip(keys, leaves, strict=True)
+        ]
         return jax.tree.unflatten(inside, draws)
 
-    return jax.tree.unflatten(structure, [drawn(*both) for both in zip(parts, jax.random.split(key, len(parts)), strict=True)])
+    return jax.tree.unflatten(
+        structure,
+        [drawn(*both) for both in zip(parts, jax.random.split(key, len(parts)), strict=True)],
+    )
 
 
 def xavier_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
-    """The network with Xavier's uniform weights, within ±√(6 / (fan in + fan out)), and biases of zero, as Dopamine starts."""
-    parts, structure = jax.tree.flatten(network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear))
-    torso = network.torso
-    # A convolution is a layer on patches here: each of its outputs is seen by the patches of the layer after it.
-    areas = [size * size for _, size, _ in NATURE] if isinstance(torso, NatureCNN) else [9] if isinstance(torso, MinAtarCNN) else []
+    """The network with Xavier's uniform weights and zero biases, Dopamine's initialisation.
+
+    Weights lie within ±√(6 / (fan in + fan out)). The fan out of a convolution is its number of
+    filters times their area, as in Flax.
+    """
+    parts, structure = jax.tree.flatten(
+        network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear)
+    )
+    # Convolutions are dense layers on patches here, so their weights do not show the filter area in
+    # the fan out. The convolutions of a torso come first in the tree.
+    areas = []
+    if isinstance(network.torso, NatureCNN):
+        areas = [size * size for _, size, _ in NATURE]
+    elif isinstance(network.torso, MinAtarCNN):
+        areas = [9]
 
     def drawn(layer: eqx.nn.Linear, area: int, key: RandomKey) -> eqx.nn.Linear:
         assert layer.bias is not None
         fan_out, fan_in = layer.weight.shape
         bound = math.sqrt(6 / (fan_in + fan_out * area))
         weight = jax.random.uniform(key, layer.weight.shape, layer.weight.dtype, -bound, bound)
-        return eqx.tree_at(lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias)))
+        return eqx.tree_at(
+            lambda x: (x.weight, x.bias), layer, (weight, jnp.zeros_like(layer.bias))
+        )
 
     areas += [1] * (len(parts) - len(areas))
     keys = jax.random.split(key, len(parts))
-    return jax.tree.unflatten(structure, [drawn(*each) for each in zip(parts, areas, keys, strict=True)])
+    return jax.tree.unflatten(
+        structure, [drawn(*each) for each in zip(parts, areas, keys, strict=True)]
+    )
 
 
 class MLP(eqx.Module):
@@ -77,11 +107,12 @@ class MLP(eqx.Module):
         sizes = (math.prod(shape), *hidden)
         keys = jax.random.split(key, len(hidden))
         self.layers = tuple(
-            started(eqx.nn.Linear(before, after, key=k), k) for before, after, k in zip(sizes[:-1], sizes[1:], keys, strict=True)
+            started(eqx.nn.Linear(before, after, key=k), k)
+            for before, after, k in zip(sizes[:-1], sizes[1:], keys, strict=True)
         )
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
-        """The last hidden layer; bytes are pictures, and taken from 0 to 1."""
+        """The last hidden layer; bytes are images and are scaled to [0, 1]."""
         x = observation.astype(jnp.float32).ravel() / (255 if observation.dtype == jnp.uint8 else 1)
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
@@ -91,18 +122,23 @@ class MLP(eqx.Module):
 class MinAtarCNN(eqx.Module):
     """The MinAtar authors' torso: 16 filters of 3×3, then 128 units.
 
-    The convolution is a product of its 64 patches with the filters: XLA turns a convolution that is vmapped over seeds into a
-    grouped one, which is slow everywhere and hopeless on a CPU, while a product becomes a batched product.
+    The convolution is a matrix product of its 64 patches with the filters. XLA turns a convolution
+    that is vmapped over seeds into a grouped convolution, which is slow on a GPU and far slower on
+    a CPU. A matrix product becomes a batched matrix product.
     """
 
     convolution: eqx.nn.Linear
     dense: eqx.nn.Linear
 
-    def __init__(self, shape: tuple[int, ...], key: RandomKey, filters: int = 16, hidden: int = 128) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], key: RandomKey, filters: int = 16, hidden: int = 128
+    ) -> None:
         height, width, channels = shape
         keys = jax.random.split(key)
         self.convolution = started(eqx.nn.Linear(9 * channels, filters, key=keys[0]), keys[0])
-        self.dense = started(eqx.nn.Linear((height - 2) * (width - 2) * filters, hidden, key=keys[1]), keys[1])
+        self.dense = started(
+            eqx.nn.Linear((height - 2) * (width - 2) * filters, hidden, key=keys[1]), keys[1]
+        )
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (height, width, channels)."""
@@ -111,10 +147,12 @@ class MinAtarCNN(eqx.Module):
 
 
 class NatureCNN(eqx.Module):
-    """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: three convolutions, then 512 units.
+    """The DQN torso of Mnih et al. (2015) for 4 frames of 84×84: 3 convolutions, then 512 units.
 
-    Centred, it takes a picture's mean off it. What all screens share, the brightness of the background above all, otherwise drives
-    the first steps of all weights, and features with random weights and a norm end up the same for every screen.
+    ``centred`` subtracts the mean of an image from the image. Otherwise the common part of all
+    screens, mostly the brightness of the background, dominates the first gradient steps of all
+    weights. Normed features from random weights then become the same for every screen. ``padded``
+    pads the images of all convolutions with zeros ("same" padding), as Dopamine does.
     """
 
     convolutions: tuple[eqx.nn.Linear, ...]
@@ -123,7 +161,13 @@ class NatureCNN(eqx.Module):
     padded: bool = eqx.field(static=True)
 
     def __init__(
-        self, shape: tuple[int, ...], key: RandomKey, hidden: int = 512, *, centred: bool = False, padded: bool = False
+        self,
+        shape: tuple[int, ...],
+        key: RandomKey,
+        hidden: int = 512,
+        *,
+        centred: bool = False,
+        padded: bool = False,
     ) -> None:
         self.centred, self.padded = centred, padded
         channels, height, width = shape
@@ -132,7 +176,9 @@ class NatureCNN(eqx.Module):
         for (filters, size, stride), k in zip(NATURE, keys[:3], strict=True):
             layers.append(started(eqx.nn.Linear(channels * size * size, filters, key=k), k))
             channels = filters
-            height, width = (-(-n // stride) if padded else (n - size) // stride + 1 for n in (height, width))
+            height, width = (
+                -(-n // stride) if padded else (n - size) // stride + 1 for n in (height, width)
+            )
         self.convolutions = tuple(layers)
         self.dense = started(eqx.nn.Linear(channels * height * width, hidden, key=keys[3]), keys[3])
 
@@ -142,18 +188,22 @@ class NatureCNN(eqx.Module):
         for i, (layer, (_, size, stride)) in enumerate(zip(self.convolutions, NATURE, strict=True)):
             x = convolve(layer, pad_same(x, size, stride) if self.padded else x, size, stride)
             if self.centred and i == 0:
-                # The filters on a picture less its mean: on the picture, less the mean times their sums.
-                x -= jnp.mean(observation.astype(jnp.float32)) / 255 * jnp.sum(layer.weight, axis=1)[None, None]
+                # A convolution is linear: subtracting the mean times the sum of each filter from
+                # the output equals subtracting the mean from the image.
+                mean = jnp.mean(observation.astype(jnp.float32)) / 255
+                x -= mean * jnp.sum(layer.weight, axis=1)[None, None]
             x = jax.nn.relu(x)
         return jax.nn.relu(self.dense(x.ravel()))
 
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Filters, their size and their stride."""
+"""Number of filters, filter size and stride of each convolution."""
 
 
-def pad_same(x: Shaped[Array, "height width channels"], size: int, stride: int) -> Shaped[Array, "h w channels"]:
-    """The picture with zeros around it, so that a convolution has an output for every ``stride`` pixels ("same" padding)."""
+def pad_same(
+    x: Shaped[Array, "height width channels"], size: int, stride: int
+) -> Shaped[Array, "h w channels"]:
+    """The image with zeros around it ("same" padding): one output for every ``stride`` pixels."""
     missing = [(-(-n // stride) - 1) * stride + size - n for n in x.shape[:2]]
     return jnp.pad(x, [*((max(m, 0) // 2, max(m, 0) - max(m, 0) // 2) for m in missing), (0, 0)])
 
@@ -161,24 +211,28 @@ def pad_same(x: Shaped[Array, "height width channels"], size: int, stride: int) 
 def convolve(
     layer: eqx.nn.Linear, x: Shaped[Array, "height width channels"], size: int, stride: int
 ) -> Float[Array, "rows columns filters"]:
-    """The layer on every size×size patch of a picture; bytes are taken from 0 to 1.
+    """The layer on every size×size patch of an image; bytes are scaled to [0, 1].
 
-    XLA's own convolution is many times slower on a CPU; on a GPU it is cuDNN's, which breaks up CUDA graphs and need not give the
-    same bits twice. A patch is put together of stride×stride blocks, (size / stride)² of them.
+    XLA's own convolution is many times slower on a CPU. On a GPU it uses cuDNN, which breaks up
+    CUDA graphs and need not give the same bits twice. A patch is made of (size / stride)² blocks of
+    stride×stride pixels.
     """
     assert size % stride == 0
     height, width, channels = x.shape
-    rows, columns, across = (height - size) // stride + 1, (width - size) // stride + 1, size // stride
+    across = size // stride
+    rows, columns = (height - size) // stride + 1, (width - size) // stride + 1
     tall, wide = rows - 1 + across, columns - 1 + across
     blocks = x[: tall * stride, : wide * stride].reshape(tall, stride, wide, stride, channels)
     blocks = blocks.transpose(0, 2, 1, 3, 4).reshape(tall, wide, stride * stride * channels)
     seen = [blocks[i : i + rows, j : j + columns] for i in range(across) for j in range(across)]
     if x.dtype != jnp.uint8:
         return jax.vmap(jax.vmap(layer))(jnp.concatenate(seen, axis=-1))
-    # Block by block: as floats and side by side, the patches of a screen would be the largest arrays of all.
+    # The sum goes block by block, since the float patches of a screen would be the largest arrays
+    # of the network.
     assert layer.bias is not None
     parts = jnp.split(layer.weight.T / 255, len(seen))
-    return sum(block.astype(jnp.float32) @ part for block, part in zip(seen, parts, strict=True)) + layer.bias[None, None]
+    blocks_out = (b.astype(jnp.float32) @ part for b, part in zip(seen, parts, strict=True))
+    return sum(blocks_out) + layer.bias[None, None]
 
 
 def torso_for(observation: jax.ShapeDtypeStruct) -> str:
@@ -186,21 +240,33 @@ def torso_for(observation: jax.ShapeDtypeStruct) -> str:
     shape = observation.shape
     if len(shape) == 3 and observation.dtype == jnp.uint8 and min(shape[1:]) >= 36:
         return "centred"
-    return "minatar" if len(shape) == 3 and observation.dtype == jnp.bool_ and shape[:2] == (10, 10) else "mlp"
+    if len(shape) == 3 and observation.dtype == jnp.bool_ and shape[:2] == (10, 10):
+        return "minatar"
+    return "mlp"
 
 
 def feature_network(
-    kind: str, hidden: tuple[int, ...], observation: jax.ShapeDtypeStruct, actions: int, d: int, key: RandomKey
+    kind: str,
+    hidden: tuple[int, ...],
+    observation: jax.ShapeDtypeStruct,
+    actions: int,
+    d: int,
+    key: RandomKey,
 ) -> FeatureNetwork:
-    """φ with |A|×d outputs on the torso ``kind``; "auto" chooses by the observation."""
+    """φ with |A|×d outputs on the torso ``kind``; "auto" chooses the torso with ``torso_for``."""
     torso_key, head_key = jax.random.split(key)
     kind = torso_for(observation) if kind == "auto" else kind
     if kind != "mlp" and len(observation.shape) != 3:
-        raise ValueError(f"network {kind!r} reads images, but observations have shape {observation.shape}; use --network mlp")
+        raise ValueError(
+            f"network {kind!r} reads images, but observations have shape {observation.shape}; "
+            "use --network mlp"
+        )
     if kind == "minatar":
         return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
     if kind in ("nature", "centred", "padded"):
-        torso = NatureCNN(observation.shape, torso_key, centred=kind == "centred", padded=kind == "padded")
+        torso = NatureCNN(
+            observation.shape, torso_key, centred=kind == "centred", padded=kind == "padded"
+        )
         return FeatureNetwork(torso, 512, actions, d, head_key)
     width = hidden[-1] if hidden else math.prod(observation.shape)
     return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)

@@ -1,7 +1,8 @@
-"""The exact case: finite MDPs, where every expectation of the paper is a sum. NumPy, float64 in and out.
+"""The exact case: finite MDPs, where every expectation of the paper is a sum. NumPy and float64.
 
-``mdp`` has the decision processes and the Bellman operators, ``power`` Algorithm 1, ``features`` the loop in which TQ moves with
-the features and Algorithm 2, ``ibe`` the inherent Bellman error, ``figures`` the pictures of all of it.
+``mdp`` holds the decision processes and the Bellman operators, and ``power`` Algorithm 1.
+``features`` holds the outer loop, where TQ changes with the features, and Algorithm 2. ``ibe``
+computes the inherent Bellman error, and ``figures`` plots the results.
 """
 
 from spectral_bellman.tabular.features import (

@@ -1,4 +1,4 @@
-"""Features of finite MDPs: the outer loop of the method, where TQ moves with the features, and what to compare it with."""
+"""Features of finite MDPs: the outer loop, where TQ changes with the features, and baselines."""
 
 from typing import Any, NamedTuple
 
@@ -19,29 +19,33 @@ def spectral_features(
     bound: float | None = None,
     seed: int = 0,
 ) -> tuple[FloatArray, FloatArray]:
-    """Features closed under T, found by Algorithm 1 on a TQ that is recomputed as the features move.
+    """Features closed under T, found by Algorithm 1 on a TQ that is recomputed as features change.
 
-    It starts from no features at all, where the only backup is T0 = r, and each round samples functions φᵀθ that fill
-    [−D, D], backs them up, and takes the leading singular directions of the result. Without truncation the spans grow from
-    round to round, since T0 = r is among the backups, up to the smallest closed space that contains the reward. With too small a
-    rank they wander, and the round with the smallest error is kept.
+    The loop starts from zero features, where the only backup is T0 = r. Each round samples
+    functions φᵀθ that fill [−D, D], backs them up, and takes the leading singular directions of the
+    backups. Without truncation the spans grow from round to round, since T0 = r is among the
+    backups, up to the smallest closed space that contains the reward. If the rank is too small the
+    spans wander, and the round with the smallest error is kept.
 
     Args:
       mdp: the MDP.
       rank: d.
-      iterations: rounds, at most; it stops when a round leaves no error.
-      sweeps: of the power method in each round.
-      samples: of θ in each round; max(4 · rank, 128) if not given.
-      bound: D, max|r| / (1 − γ) if not given.
-      seed: of the samples.
+      iterations: the largest number of rounds; the loop stops when a round leaves no error.
+      sweeps: sweeps of the power method in each round.
+      samples: samples of θ in each round; max(4 · rank, 128) if not given.
+      bound: D; max|r| / (1 − γ) if not given.
+      seed: the seed of the samples.
 
     Returns:
-      Features (S, A, rank), the largest of norm one (columns that were not needed are zero), and for each round up to the one kept
-      the largest |TQ_θ − projection onto the span| over fresh samples of θ: the last is what the features could not remove.
+      Features (S, A, rank), scaled so that the largest norm is one; unused columns are zero. Then,
+      for each round up to the kept round, the largest |TQ_θ − projection onto the span| over fresh
+      samples of θ. The last entry is the error that the returned features leave.
     """
     limit = min(mdp.reward.size, 1 + mdp.num_states)
     if not 1 <= rank <= mdp.reward.size:
-        raise ValueError(f"rank must lie in [1, {mdp.reward.size}], the number of state-action pairs, got {rank}")
+        raise ValueError(
+            f"rank must lie in [1, {mdp.reward.size}], the number of state-action pairs, got {rank}"
+        )
     bound = value_bound(mdp) if bound is None else bound
     samples = max(4 * rank, 128) if samples is None else samples
     if samples < rank:
@@ -56,7 +60,9 @@ def spectral_features(
     for _ in range(iterations):
         backups = _backups(mdp, _sample_functions(rng, features, samples, bound))
         # TQ lies in the span of r and P, so a rank above 1 + S has nothing more to find.
-        found, _, values = power_method(backups, min(rank, limit), sweeps, seed=int(rng.integers(2**31)))
+        found, _, values = power_method(
+            backups, min(rank, limit), sweeps, seed=int(rng.integers(2**31))
+        )
         features = np.zeros_like(features)
         features[:, : found.shape[1]] = found * (values > 1e-12 * values[0])
         fresh = _backups(mdp, _sample_functions(rng, features, samples, bound))
@@ -93,16 +99,22 @@ def spectral_q_iteration(
     sweeps: int = 20,
     seed: int = 0,
 ) -> list[Round]:
-    """Algorithm 2 with exact expectations: a backup of Q in the span, ν = N(θ̂, σ_rep² I), Algorithm 1 on TQ_θ for θ ~ ν.
+    """Algorithm 2 with exact expectations.
 
-    Features are scaled to norm at most one, and turned so that each round's axes follow those of the round before.
+    A round backs up Q in the span of φ, sets ν = N(θ̂, σ_rep² I), and runs Algorithm 1 on TQ_θ for
+    θ ~ ν. Features are scaled to norm at most one, and rotated so that the axes of each round
+    follow the axes of the previous round.
     """
     if not 1 <= rank <= min(samples, mdp.reward.size):
         raise ValueError(
-            f"rank must lie in [1, {min(samples, mdp.reward.size)}], the smaller of samples and state-action pairs, got {rank}"
+            f"rank must lie in [1, {min(samples, mdp.reward.size)}], "
+            f"the smaller of samples and state-action pairs, got {rank}"
         )
     if not variance > 0:
-        raise ValueError(f"variance must be positive, got {variance}: without spread there is one θ and nothing to be closed under")
+        raise ValueError(
+            f"variance must be positive, got {variance}: "
+            "without spread there is one θ and nothing to be closed under"
+        )
     rng = np.random.default_rng(seed)
     optimal = optimal_q(mdp)
     phi = _into_unit_ball(rng.normal(size=(mdp.reward.size, rank)))
@@ -113,7 +125,9 @@ def spectral_q_iteration(
         drawn = theta + np.sqrt(variance) * rng.normal(size=(samples, rank))
         error = float(np.abs((phi @ theta).reshape(mdp.reward.shape) - optimal).max())
         history.append(Round(phi.reshape(*mdp.reward.shape, rank), theta, drawn, error))
-        found, _, _ = power_method(_backups(mdp, phi @ drawn.T), rank, sweeps, seed=int(rng.integers(2**31)))
+        found, _, _ = power_method(
+            _backups(mdp, phi @ drawn.T), rank, sweeps, seed=int(rng.integers(2**31))
+        )
         found = _into_unit_ball(found)
         left, _, right = np.linalg.svd(found.T @ phi)
         next_phi = found @ left @ right
@@ -128,10 +142,15 @@ def random_features(key: Any, mdp: MDP, rank: int) -> FloatArray:
 
 
 def laplacian_features(mdp: MDP, rank: int) -> FloatArray:
-    """Proto-value functions: the smoothest eigenvectors of the graph Laplacian over (s, a) under the uniform policy."""
+    """Proto-value functions of the uniform policy, of norm at most one.
+
+    They are the smoothest eigenvectors of the graph Laplacian over (s, a).
+    """
     size = mdp.reward.size
     if not 1 <= rank <= size:
-        raise ValueError(f"rank must lie in [1, {size}], the number of state-action pairs, got {rank}")
+        raise ValueError(
+            f"rank must lie in [1, {size}], the number of state-action pairs, got {rank}"
+        )
     step = np.repeat(mdp.transition.reshape(size, -1), mdp.num_actions, axis=1) / mdp.num_actions
     adjacency = (step + step.T) / 2
     degree = np.sqrt(adjacency.sum(axis=1))
@@ -139,8 +158,10 @@ def laplacian_features(mdp: MDP, rank: int) -> FloatArray:
     return _into_unit_ball(vectors[:, ::-1][:, :rank]).reshape(*mdp.reward.shape, rank)
 
 
-def _sample_functions(rng: np.random.Generator, features: FloatArray, samples: int, bound: float) -> FloatArray:
-    """Random functions of the span, (S·A, samples), with maxima uniform in [0, D]; the first is zero."""
+def _sample_functions(
+    rng: np.random.Generator, features: FloatArray, samples: int, bound: float
+) -> FloatArray:
+    """Random functions in the span, (S·A, samples); maxima uniform in [0, D], the first is zero."""
     basis = _basis(features)
     functions = basis @ rng.normal(size=(basis.shape[1], samples))
     largest = np.abs(functions).max(axis=0)

@@ -1,4 +1,4 @@
-"""Finite Markov decision processes, their Bellman operators, and families of them with known properties."""
+"""Finite Markov decision processes, their Bellman operators, and families with known properties."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,29 +30,35 @@ class MDP:
         discount = float(discount)
         states, actions = reward.shape
         if states == 0 or actions == 0:
-            raise ValueError(f"reward has shape {reward.shape}; an MDP needs at least one state and one action")
+            raise ValueError(
+                f"reward has shape {reward.shape}; an MDP needs at least one state and one action"
+            )
         if transition.shape != (states, actions, states):
             raise ValueError(
-                f"transition must have shape ({states}, {actions}, {states}) beside a reward of shape {reward.shape}, "
-                f"got {transition.shape}"
+                f"transition must have shape ({states}, {actions}, {states}) "
+                f"beside a reward of shape {reward.shape}, got {transition.shape}"
             )
         if (transition < 0).any():
             s, a, t = (int(i) for i in np.argwhere(transition < 0)[0])
             raise ValueError(
-                f"transition[{s}, {a}, {t}] is {transition[s, a, t]}; a probability cannot be negative: clip it, then "
-                "divide the row by its sum"
+                f"transition[{s}, {a}, {t}] is {transition[s, a, t]}; "
+                "a probability cannot be negative: clip it, then divide the row by its sum"
             )
         sums = transition.sum(axis=-1)
         wrong = np.argwhere(np.abs(sums - 1) > 1e-6)
         if len(wrong):
             s, a = (int(i) for i in wrong[0])
             raise ValueError(
-                f"transition[{s}, {a}] sums to {sums[s, a]:.8g}, not 1 ({len(wrong)} of {sums.size} rows do not); divide each row "
-                "by its sum, or add an absorbing state for what is missing"
+                f"transition[{s}, {a}] sums to {sums[s, a]:.8g}, not 1 "
+                f"({len(wrong)} of {sums.size} rows do not); divide each row by its sum, "
+                "or add an absorbing state for what is missing"
             )
         if not 0 <= discount < 1:
-            raise ValueError(f"discount must lie in [0, 1), got {discount}; make termination a zero-reward absorbing state")
-        # What came as float32 sums to one only to 1e-7.
+            raise ValueError(
+                f"discount must lie in [0, 1), got {discount}; "
+                "make termination a zero-reward absorbing state"
+            )
+        # Probabilities from float32 sum to one only to within 1e-7.
         transition = transition / np.where(np.abs(sums - 1) > 1e-12, sums, 1)[..., None]
         reward.flags.writeable = transition.flags.writeable = False
         object.__setattr__(self, "reward", reward)
@@ -86,20 +92,25 @@ def h_step_backup(mdp: MDP, q: ArrayLike, h: int) -> FloatArray:
 
 
 def optimal_q(mdp: MDP) -> FloatArray:
-    """Q*, to 1e-10 relative to its largest entry (or to 1, if that is larger): policy iteration, then value iteration."""
+    """Q*, by policy iteration, then value iteration.
+
+    The error is at most 1e-10, relative to the largest entry or to 1, whichever is larger.
+    """
     states = np.arange(mdp.num_states)
     policy = np.argmax(mdp.reward, axis=1)
     q = np.zeros_like(mdp.reward)
     for _ in range(1000):
         transition = mdp.transition[states, policy]
-        value = np.linalg.solve(np.eye(mdp.num_states) - mdp.discount * transition, mdp.reward[states, policy])
+        value = np.linalg.solve(
+            np.eye(mdp.num_states) - mdp.discount * transition, mdp.reward[states, policy]
+        )
         q = mdp.reward + mdp.discount * mdp.transition @ value
         better = q.max(axis=1) > q[states, policy] + 1e-12 * max(1.0, float(np.abs(q).max()))
         if not better.any():
             break
         policy = np.where(better, np.argmax(q, axis=1), policy)
     while True:
-        # ‖Q − Q*‖ ≤ ‖TQ − Q‖ / (1 − γ); the second bound is where float64 stops resolving the difference.
+        # ‖Q − Q*‖ ≤ ‖TQ − Q‖ / (1 − γ). The second bound is the resolution of float64.
         backup = backup_of(mdp, q)
         residual, size = np.abs(backup - q).max(), max(1.0, float(np.abs(backup).max()))
         q = backup
@@ -107,10 +118,13 @@ def optimal_q(mdp: MDP) -> FloatArray:
             return q
 
 
-def chain_mdp(length: int, discount: float, *, slip: float = 0.0, small_reward: float = 0.001) -> MDP:
-    """A chain: action 1 goes right and pays 1 in the last state, action 0 goes left and pays a little in the first.
+def chain_mdp(
+    length: int, discount: float, *, slip: float = 0.0, small_reward: float = 0.001
+) -> MDP:
+    """A chain: action 1 goes right and pays 1 in the last state; action 0 goes left.
 
-    With probability ``slip`` the other action happens.
+    Action 0 pays ``small_reward`` in the first state. With probability ``slip`` the other action
+    happens.
     """
     if length < 2:
         raise ValueError(f"a chain needs at least 2 states, got length {length}")
@@ -122,14 +136,18 @@ def chain_mdp(length: int, discount: float, *, slip: float = 0.0, small_reward: 
     step[states, 1, np.minimum(states + 1, length - 1)] = 1
     pay = np.zeros((length, 2))
     pay[0, 0], pay[-1, 1] = small_reward, 1
-    return MDP((1 - slip) * pay + slip * pay[:, ::-1], (1 - slip) * step + slip * step[:, ::-1], discount)
+    return MDP(
+        (1 - slip) * pay + slip * pay[:, ::-1], (1 - slip) * step + slip * step[:, ::-1], discount
+    )
 
 
 def deep_sea_mdp(size: int, discount: float, *, move_cost: float = 0.01) -> MDP:
-    """DeepSea (Osband et al. 2020) without action masks: a grid, one row down a step, action 1 right and 0 left.
+    """DeepSea (Osband et al. 2020) without action masks.
 
-    Going right costs ``move_cost / size`` and pays 1 from the last cell of the last row, which only going right all the way
-    reaches. State ``row * size + column``; the last state is the absorbing end.
+    The MDP is a grid. Each step goes one row down; action 1 goes right and action 0 left. Going
+    right costs ``move_cost / size``, and pays 1 in the last cell of the last row. Only going right
+    in every row reaches that cell. The state is ``row * size + column``; the last state is the
+    absorbing end.
     """
     if size < 2:
         raise ValueError(f"deep sea needs a size of at least 2, got {size}")
@@ -148,20 +166,32 @@ def deep_sea_mdp(size: int, discount: float, *, move_cost: float = 0.01) -> MDP:
     return MDP(reward, transition, discount)
 
 
-def random_mdp(key: Any, states: int, actions: int, discount: float, *, branching: int | None = None) -> MDP:
-    """Rewards uniform in [0, 1], transitions to ``branching`` random states (all, if not given) with Dirichlet probabilities."""
+def random_mdp(
+    key: Any, states: int, actions: int, discount: float, *, branching: int | None = None
+) -> MDP:
+    """Rewards uniform in [0, 1], and transitions with Dirichlet probabilities.
+
+    Each state-action pair leads to ``branching`` random states (default: all states).
+    """
     rng = generator(key)
     branching = states if branching is None else branching
     if not 1 <= branching <= states:
         raise ValueError(f"branching must lie in [1, {states}], got {branching}")
     transition = np.zeros((states, actions, states))
     for s, a in np.ndindex(states, actions):
-        transition[s, a, rng.choice(states, branching, replace=False)] = rng.dirichlet(np.ones(branching))
+        transition[s, a, rng.choice(states, branching, replace=False)] = rng.dirichlet(
+            np.ones(branching)
+        )
     return MDP(rng.uniform(size=(states, actions)), transition, discount)
 
 
-def low_rank_mdp(key: Any, states: int, actions: int, rank: int, discount: float) -> tuple[MDP, FloatArray]:
-    """A linear MDP, r = φᵀw and P = φᵀμ, and its features φ of shape (S, A, rank), whose inherent Bellman error is zero."""
+def low_rank_mdp(
+    key: Any, states: int, actions: int, rank: int, discount: float
+) -> tuple[MDP, FloatArray]:
+    """A linear MDP, r = φᵀw and P = φᵀμ, and its features φ of shape (S, A, rank).
+
+    The inherent Bellman error of φ is zero.
+    """
     if not 1 <= rank <= states:
         raise ValueError(f"rank must lie in [1, {states}], the number of states, got {rank}")
     rng = generator(key)
@@ -170,11 +200,15 @@ def low_rank_mdp(key: Any, states: int, actions: int, rank: int, discount: float
     return MDP(features @ rng.uniform(size=rank), features @ destinations, discount), features
 
 
-def aggregated_mdp(key: Any, groups: int, distractors: int, actions: int, discount: float) -> tuple[MDP, FloatArray]:
-    """States (group, distractor): rewards and groups evolve by (group, action) alone, the distractor by a law of its own.
+def aggregated_mdp(
+    key: Any, groups: int, distractors: int, actions: int, discount: float
+) -> tuple[MDP, FloatArray]:
+    """An MDP with states (group, distractor), and its features.
 
-    The transitions have full rank, yet the features of shape (S, A, groups · actions), one-hot in (group, action), have zero
-    inherent Bellman error: closure needs far less than the dynamics.
+    The reward and the next group depend on (group, action) alone. The distractor has its own
+    transitions. The transition matrix has full rank. The features of shape
+    (S, A, groups · actions), one-hot in (group, action), still have zero inherent Bellman error:
+    closure needs far fewer features than the dynamics.
     """
     rng = generator(key)
     reward = rng.uniform(size=(groups, actions))
@@ -185,14 +219,20 @@ def aggregated_mdp(key: Any, groups: int, distractors: int, actions: int, discou
     features = np.zeros((groups, distractors, actions, groups, actions))
     for g, a in np.ndindex(groups, actions):
         features[g, :, a, g, a] = 1
-    mdp = MDP(np.repeat(reward, distractors, axis=0), transition.reshape(states, actions, states), discount)
+    mdp = MDP(
+        np.repeat(reward, distractors, axis=0),
+        transition.reshape(states, actions, states),
+        discount,
+    )
     return mdp, features.reshape(states, actions, groups * actions)
 
 
 def generator(key: Any) -> np.random.Generator:
     """A NumPy generator from a seed, a generator, or a JAX key."""
     if isinstance(key, jax.Array):
-        key = np.asarray(jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key)
+        key = np.asarray(
+            jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+        )
         key = key.astype(np.uint32).ravel().tolist()
     return np.random.default_rng(key)
 
