@@ -55,7 +55,7 @@ def evaluate(
     played: list[Played] = []
     with console.status(f"playing {episodes} episodes with each of {config.seeds} seeds"):
         if runners.host:
-            played = [runner.play(number) for runner in runners.runners]
+            played = [runner.play(number, episodes) for runner in runners.runners]
             returns = np.stack([one.returns for one in played])
         else:
             runners.start_evaluation(number, episodes)

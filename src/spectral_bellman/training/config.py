@@ -151,7 +151,7 @@ class TrainConfig:
     def episodes_at(self, number: int) -> int:
         """Greedy episodes to play after ``number`` rounds; 0: no evaluation is due."""
         if number in self.score_rounds:
-            return max(self.score_episodes, self.eval_episodes)
+            return self.score_episodes
         return self.eval_episodes if number % self.eval_rounds == 0 else 0
 
     @property

@@ -1,5 +1,6 @@
 """What the runner for host environments compiles: programs by name, with the shapes they take."""
 
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -200,23 +201,13 @@ class HostPrograms:
         part = Part(buffer, actor.frame, blank, numbers, numbers, flags, flags)
         parts = (part,) * config.groups
         when = jax.ShapeDtypeStruct((3,), jnp.int32)
-        greedy_actor, greedy_stack = jax.eval_shape(self._begin_greedily, key)
         one = (actor.frame, actor.first, actor.reward, actor.action)
-        several = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((config.eval_episodes, *x.shape[1:]), x.dtype), one
-        )
         found: dict[str, Definition] = {
             "buffer": (self._buffer, (), ()),
             "act": (
                 lambda *given: act_and_write(agent, *given),
                 (1, 2, 3),
                 (policy, actor.agent, actor.stack, buffer, *one, key, when),
-            ),
-            "begin greedily": (self._begin_greedily, (), (key,)),
-            "act greedily": (
-                self._act_greedily,
-                (1, 2),
-                (policy, greedy_actor, greedy_stack, *several, key, count),
             ),
             "publish without rows": (
                 lambda state, key, number: self._publish(state, None, key, number),
@@ -228,6 +219,18 @@ class HostPrograms:
             "store": (self._store, (0,), (replay, self._placed(parts))),
             "count terms": (tallies.count_terms, (0,), (tally, tally.terms, count)),
         }
+
+        for episodes in {config.eval_episodes, config.score_episodes}:
+            begin = functools.partial(self._begin_greedily, episodes)
+            several = jax.tree.map(
+                lambda x, n=episodes: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), one
+            )
+            found[f"begin {episodes} greedily"] = (begin, (), (key,))
+            found[f"act greedily in {episodes}"] = (
+                self._act_greedily,
+                (1, 2),
+                (policy, *jax.eval_shape(begin, key), *several, key, count),
+            )
 
         def define(
             name: str, draw: Callable[..., Any], use: Callable[..., Any], given: Any, *rest: Any
@@ -285,8 +288,7 @@ class HostPrograms:
             jax.tree.map(zeros, self._extras),
         )
 
-    def _begin_greedily(self, key: RandomKey) -> tuple[Any, Array]:
-        count = self.config.eval_episodes
+    def _begin_greedily(self, count: int, key: RandomKey) -> tuple[Any, Array]:
         return self.agent.init_actor(count, key), self._no_frames(count)
 
     def _act_greedily(

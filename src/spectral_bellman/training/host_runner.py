@@ -35,8 +35,6 @@ IN_FLIGHT = 2
 """Pieces of learning that may wait on the device."""
 FRESH_BLOCKS = 2**20
 """Blocks of episodes of environments that a resume could not bring back begin here."""
-EVALUATION_BLOCKS = 2**26
-"""Distance between the blocks of the parts of one evaluation."""
 
 Opener = Callable[[int, list[int], int], VectorEnvironment]
 """(seed, which of its environments, stream) -> these environments."""
@@ -83,7 +81,8 @@ class HostRunner:
         self._evaluations: dict[int, Future[NDArray[Any]]] = {}
         """By number, those whose results nobody has asked for yet."""
         self._evaluation_episodes: dict[int, int] = {}
-        self._evaluation_environments: VectorEnvironment | None = None
+        self._evaluation_environments: dict[int, VectorEnvironment] = {}
+        """By their number."""
         self._learns_from = 0
         self.waited = 0.0
         """Seconds that learning has waited for the environments."""
@@ -240,22 +239,21 @@ class HostRunner:
         ended = [n for n, future in self._evaluations.items() if wait or future.done()]
         return [(number, self._evaluations.pop(number).result()[None]) for number in ended]
 
-    def play(self, number: int, policy: Any = None) -> Played:
-        """``eval_episodes`` greedy episodes in environments of their own, in this thread."""
-        config = self.config
+    def play(self, number: int, episodes: int, policy: Any = None) -> Played:
+        """Greedy episodes, each in an environment of its own, in this thread."""
+        config, opened = self.config, self._evaluation_environments
         policy = self.newest_policy() if policy is None else policy
-        if self._evaluation_environments is None:
-            indices = list(range(config.eval_episodes))
-            self._evaluation_environments = self._open(config.first_seed, indices, EVALUATION)
+        if episodes not in opened:
+            indices = list(range(episodes))
+            opened[episodes] = self._open(config.first_seed, indices, EVALUATION)
         key = jax.random.fold_in(jax.random.fold_in(self._key, number), 3)
-        actor, stack = self._compiler("begin greedily", key)
+        actor, stack = self._compiler(f"begin {episodes} greedily", key)
 
         def act(*given: Any) -> Any:
-            return self._compiler("act greedily", policy, *given[:-1], key, given[-1])
+            name = f"act greedily in {episodes}"
+            return self._compiler(name, policy, *given[:-1], key, given[-1])
 
-        return play_on_host(
-            act, self._evaluation_environments, actor, stack, number, config.eval_max_steps
-        )
+        return play_on_host(act, opened[episodes], actor, stack, number, config.eval_max_steps)
 
     def working(self) -> int:
         """Bytes that the compiled programs need besides the state; compiles them."""
@@ -272,8 +270,8 @@ class HostRunner:
         self._evaluator.shutdown(cancel_futures=True)
         for actor in self.actors:
             actor.close()
-        if self._evaluation_environments:
-            self._evaluation_environments.close()
+        for environments in self._evaluation_environments.values():
+            environments.close()
 
     def _open_all(self) -> None:
         if self.actors:
@@ -357,9 +355,6 @@ class HostRunner:
     def _evaluate_later(self, number: int, episodes: int, policy: Any) -> None:
         self._evaluating = policy
         self._evaluation_episodes = {number: episodes}
-        self._evaluations[number] = self._evaluator.submit(self._evaluate, number, episodes, policy)
-
-    def _evaluate(self, number: int, episodes: int, policy: Any) -> NDArray[Any]:
-        parts = range(-(-episodes // self.config.eval_episodes))
-        played = [self.play(number + part * EVALUATION_BLOCKS, policy).returns for part in parts]
-        return np.concatenate(played)[:episodes]
+        self._evaluations[number] = self._evaluator.submit(
+            lambda: self.play(number, episodes, policy).returns
+        )
