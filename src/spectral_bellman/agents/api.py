@@ -5,7 +5,7 @@ state, ``P`` the policy (a snapshot that acts), ``A`` the actor state (of enviro
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,7 @@ class Phase(NamedTuple):
     """Memory that ``prepare`` needs for one step."""
 
 
+@runtime_checkable
 class Agent(Protocol[S, P, A]):
     """An agent for environments with one observation and a number of actions."""
 

@@ -6,10 +6,11 @@ refuses a setting that the chosen one has no use for, and says which one has it.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+import numbers
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from spectral_bellman._names import did_you_mean
 
@@ -111,7 +112,7 @@ def _override(config: C, changes: Mapping[str, Any]) -> tuple[C, set[str]]:
             value, inside = _override(value, changes)
             used |= inside
         elif field.name in changes:
-            value = changes[field.name]
+            value = checked(config, field.name, changes[field.name])
             used.add(field.name)
         new[field.name] = value
     return type(config)(**new), used
@@ -125,13 +126,7 @@ def _chosen(current: Choice, name: Any) -> Choice:
         hint = did_you_mean(str(name), choices) or f"choose one of {', '.join(choices)}"
         flag = current.kind.replace("_", "-")
         raise ValueError(f"there is no --{flag} {name!r}; {hint}")
-    if name == current.name:
-        return current
-    # Settings that both have, such as the number of features, keep their values.
-    shared = {f.name for f in dataclasses.fields(choices[name])} & {
-        f.name for f in dataclasses.fields(current)
-    }
-    return choices[name](**{key: getattr(current, key) for key in shared})
+    return current if name == current.name else choices[name]()
 
 
 def _refuse(name: str, settings: Mapping[str, Any]) -> None:
@@ -167,7 +162,7 @@ def from_json(config: C, content: Mapping[str, Any]) -> C:
       ValueError: a setting is missing, unknown or of another type.
     """
     new: dict[str, Any] = {}
-    rest = set(content) - {"name"}
+    rest = set(content) - ({"name"} if isinstance(config, Choice) else set())
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         if field.name not in content:
@@ -181,25 +176,40 @@ def from_json(config: C, content: Mapping[str, Any]) -> C:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             new[field.name] = from_json(value, given)
         else:
-            new[field.name] = _typed(field.name, value, given)
+            new[field.name] = checked(config, field.name, given)
     if rest:
         raise ValueError(f"there is no setting {', '.join(sorted(rest))}")
     return type(config)(**new)
 
 
-def _typed(name: str, default: Any, given: Any) -> Any:
-    """The value as the type that the default has."""
-    if isinstance(default, tuple) and isinstance(given, list):
-        return tuple(given)
-    if isinstance(default, float) and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
-    if type(given) is not type(default):
-        raise ValueError(
-            f"the setting {name} is {json.dumps(given)[:80]}, like {default!r} it must be"
-        )
-    return given
+def checked(config: Any, name: str, given: Any) -> Any:
+    """A value for a setting, if it has the setting's type; whole numbers do for real ones.
 
-
-def fields_of(config: Any) -> Iterator[str]:
-    """The names of all settings that are live in a config."""
-    yield from flat(config)
+    Raises:
+      ValueError: it has another type, or is none of the names that there are.
+    """
+    flag = f"--{name.replace('_', '-')}"
+    kind = typing.get_type_hints(type(config))[name]
+    if typing.get_origin(kind) is Literal:
+        names = typing.get_args(kind)
+        if given not in names:
+            hint = did_you_mean(str(given), names) or f"choose one of {', '.join(names)}"
+            raise ValueError(f"{flag} cannot be {given!r}; {hint}")
+        return given
+    default = getattr(config, name)
+    whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if isinstance(default, bool):
+        fits, what = isinstance(given, bool), "true or false"
+    elif isinstance(default, int):
+        fits, what = whole, "a whole number"
+    elif isinstance(default, float):
+        fits = whole or (isinstance(given, numbers.Real) and not isinstance(given, bool))
+        what = "a number"
+    elif isinstance(default, tuple):
+        fits = isinstance(given, list | tuple) and all(type(x) is int for x in given)
+        what = "a list of whole numbers"
+    else:
+        fits, what = isinstance(given, str), "text"
+    if not fits:
+        raise ValueError(f"{flag} must be {what}, got {given!r}")
+    return type(default)(given)

@@ -123,7 +123,7 @@ def _with_numbers(runner: DeviceRunner, values: dict[str, Any]) -> DeviceRunner:
     changed = copy.copy(runner)
     agent = _unchecked(runner.config.agent, values)
     changed.agent = QAgent(agent, runner.agent.observation, runner.agent.num_actions)
-    changed.learner = Learner(changed.agent)
+    changed.learner = Learner(changed.agent, first_round=changed.config.first_learning_round)
     return changed
 
 

@@ -163,6 +163,11 @@ class TrainConfig:
         """Whether the warm-up is over at the end of round ``number``."""
         return (number + 1) * self.round_agent_steps >= self.agent.warmup_steps
 
+    @property
+    def first_learning_round(self) -> int:
+        """The first round that learns."""
+        return max(0, -(-self.agent.warmup_steps // self.round_agent_steps) - 1)
+
     def resolved(self) -> "TrainConfig":
         """The same with shares of the run in frames, so that a longer run keeps them."""
         return dataclasses.replace(
@@ -208,9 +213,10 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         config.agent, {k: v for k, v in changes.items() if k not in own | games}
     )
     protocol: Any = config.protocol
-    if games & set(changes):
-        protocol = dataclasses.replace(protocol, **{k: changes[k] for k in games & set(changes)})
-    mine = {name: value for name, value in changes.items() if name in own}
+    if chosen := games & set(changes):
+        new = {name: choices.checked(protocol, name, changes[name]) for name in chosen}
+        protocol = dataclasses.replace(protocol, **new)
+    mine = {k: choices.checked(config, k, v) for k, v in changes.items() if k in own}
     return dataclasses.replace(config, agent=agent, protocol=protocol, **mine)
 
 

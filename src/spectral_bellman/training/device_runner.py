@@ -59,7 +59,7 @@ class DeviceRunner:
         self, config: TrainConfig, environment: Environment, agent: Agent[Any, Any, Any]
     ) -> None:
         self.config, self.environment, self.agent = config, environment, agent
-        self.learner = Learner(agent)
+        self.learner = Learner(agent, first_round=config.first_learning_round)
         self.state: DeviceState | None = None
         self._evaluated: list[tuple[int, NDArray[Any]]] = []
         self.programs: dict[str, Any] = {

@@ -49,7 +49,7 @@ class HostPrograms:
         """``shown``: what an environment returns; ``stack``: frames in an observation, or 0."""
         self.config, self.agent, self._shown, self._stack = config, agent, shown, stack
         self._size = config.num_envs // config.groups
-        self._learner = Learner(agent, config.dispatch_steps)
+        self._learner = Learner(agent, config.dispatch_steps, config.first_learning_round)
         self._extras = extras_of(agent)
         self.pieces = {
             f"{side} {i}": Pieces(stage, config.dispatch_steps)
@@ -83,7 +83,7 @@ class HostPrograms:
 
     def publishes_with_rows(self, number: int) -> bool:
         """Whether publishing in a round reads rows of the replay."""
-        return number % self.agent.publish_every == 0
+        return bool(self._learner.due(number))
 
     def prepare(self, meanwhile: Callable[[], None]) -> None:
         """Compile what a round needs, all at once, while ``meanwhile`` runs here."""
@@ -175,7 +175,7 @@ class HostPrograms:
 
     def _names(self) -> list[str]:
         """What a round needs."""
-        names = ["buffer", "act", "count", "store", "keys", "count terms"]
+        names = ["init", "buffer", "act", "count", "store", "keys", "count terms"]
         names += ["publish without rows"] if self.agent.publish_every > 1 else []
         for name in ("publish", *self.pieces):
             parts = [name]
@@ -203,6 +203,7 @@ class HostPrograms:
         when = jax.ShapeDtypeStruct((3,), jnp.int32)
         one = (actor.frame, actor.first, actor.reward, actor.action)
         found: dict[str, Definition] = {
+            "init": (self.init, (), (count,)),
             "buffer": (self._buffer, (), ()),
             "act": (
                 lambda *given: act_and_write(agent, *given),

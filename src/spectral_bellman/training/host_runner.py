@@ -134,7 +134,7 @@ class HostRunner:
         """A state before the first round."""
         self._open_all()
         frames = [actor.submit(actor.environments.reset) for actor in self.actors]
-        state = jax.jit(self._compiler.init)(jnp.int32(self.config.first_seed))
+        state = self._compiler("init", jnp.int32(self.config.first_seed))
         actors = tuple(
             actor._replace(frame=frame.result())
             for actor, frame in zip(state.actors, frames, strict=True)

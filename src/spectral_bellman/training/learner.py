@@ -57,9 +57,15 @@ def in_order(
 class Learner:
     """Learns from a replay, in the order of Algorithm 2."""
 
-    def __init__(self, agent: Agent[Any, Any, Any], most: int = 0) -> None:
-        """``most``: gradient steps in a chunk, at most; 0: as many as memory allows."""
-        self.agent = agent
+    def __init__(self, agent: Agent[Any, Any, Any], most: int = 0, first_round: int = 0) -> None:
+        """A learner.
+
+        Args:
+          agent: what learns.
+          most: gradient steps in a chunk, at most; 0: as many as memory allows.
+          first_round: the first round that learns, which publishes with rows of the replay.
+        """
+        self.agent, self._first_round = agent, first_round
         before, after = agent.phases()
         self.stages = {
             "before": [self._stage(phase, most) for phase in before if phase.steps],
@@ -99,10 +105,13 @@ class Learner:
         def without(state: Any) -> tuple[Any, Any]:
             return self.agent.publish(state, None, progress, key)
 
-        every = self.agent.publish_every
-        if every == 1 or not self.agent.publish_rows:
+        if self.agent.publish_every == 1 or not self.agent.publish_rows:
             return with_rows(state)
-        return jax.lax.cond(progress.round % every == 0, with_rows, without, state)
+        return jax.lax.cond(self.due(progress.round), with_rows, without, state)
+
+    def due(self, number: Any) -> Any:
+        """Whether publishing in a round reads rows of the replay."""
+        return (number - self._first_round) % self.agent.publish_every == 0
 
     def select(self, ring: Ring, key: RandomKey) -> Rows | None:
         """The rows of the replay that publishing needs, if any."""

@@ -134,6 +134,11 @@ def resume(
         try:
             path, info, problems = saving.load(folder, runners, console)
         except FileNotFoundError:
+            if (folder / run_folder.SUMMARY).exists():
+                raise FileNotFoundError(
+                    f"{folder} holds the results of a finished run, without checkpoints: there is "
+                    "nothing to go on from. Begin anew in another folder"
+                ) from None
             warn(console, f"{folder} has no checkpoint yet: the run begins again")
             runners.init()
         else:
