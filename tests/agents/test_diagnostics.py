@@ -1,48 +1,110 @@
 """What is looked at when an agent does not learn."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents import diagnostics
-from spectral_bellman.agents.agent import Agent
-from spectral_bellman.agents.config import AgentConfig
-from spectral_bellman.agents.representation import features
-from spectral_bellman.replay import Transition
+from spectral_bellman.agents import AgentConfig, QAgent, diagnostics
+from spectral_bellman.agents.explorations import Epsilon, Thompson
+from spectral_bellman.agents.representations import Plain, Spectral
+from spectral_bellman.replay import Rows, Transition
 
-CONFIG = AgentConfig(features=6, hidden=(8,), representation="td", exploration="epsilon", batch=4)
+from .quick import quick
 
-
-@pytest.fixture(scope="module")
-def seen():
-    """An agent whose values are not zero, its state, and what is held out."""
-    agent = Agent(CONFIG, jax.ShapeDtypeStruct((3,), jnp.float32), 4)
-    state = agent.init(jax.random.key(0))
-    head = state.network.head.weight
-    network = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape) if x.shape == head.shape else x, state.network)
-    observations = jax.random.normal(jax.random.key(2), (200, 3))
-    zeros = jnp.zeros(200)
-    batch = Transition(observations, jnp.zeros(200, jnp.int32), zeros, zeros, zeros, observations)
-    return agent, state._replace(network=network), batch
+D, A, COUNT = 6, 4, 200
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+CONFIGS = {
+    "plain": AgentConfig(representation=Plain(), exploration=Epsilon(), hidden=(8,)),
+    "spectral": AgentConfig(
+        representation=Spectral(features=D, theta_samples=8, theta_variance=0.25),
+        exploration=Thompson(ridge=0.5),
+        hidden=(8,),
+    ),
+}
 
 
-def looked_at(agent, state, batch):
-    found = diagnostics.diagnose(agent, state, agent.init_policy(state), (batch, None), jax.random.key(3))
-    return {name: float(value) for name, value in found.items()}
+@functools.cache
+def seen(name):
+    """The agent, a state whose values are not zero, transitions, and the diagnostics."""
+    agent, rng = QAgent(CONFIGS[name], SHAPE, A), np.random.default_rng(0)
+    state = quick(agent.init)(jax.random.key(0))
+
+    def drawn(x):
+        return jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+
+    network = jax.tree.map(drawn, state.network)
+    theta = state.theta if name == "plain" else drawn(state.theta)
+    state = state._replace(
+        network=network, theta=theta, target=state.target._replace(network=network, theta=theta)
+    )
+    observation = drawn(jnp.zeros((COUNT, 3)))
+    items = Transition(
+        observation=observation,
+        action=jnp.asarray(rng.integers(A, size=COUNT)),
+        reward=drawn(jnp.zeros(COUNT)),
+        discount=jnp.ones(COUNT),
+        extras=(),
+        next_observation=observation,
+    )
+    weight = jnp.asarray(rng.uniform(size=COUNT), jnp.float32)
+    rows = Rows(items, weight, jnp.arange(COUNT)) if agent.diagnostic_rows else None
+    policy = agent.init_policy(state)
+    found = quick(agent.diagnose)(state, policy, items, rows, jax.random.key(3))
+    return agent, state, items, rows, {key: float(value) for key, value in found.items()}
 
 
-def test_values_and_the_gap_between_actions(seen):
-    agent, state, batch = seen
-    values = np.asarray(features(state.network, batch.observation, CONFIG) @ state.theta)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_and_the_gap_between_actions(name):
+    agent, state, items, _, found = seen(name)
+    values = np.asarray(agent.values(agent.init_policy(state), items.observation))
     assert values.std() > 0.1
-    found = looked_at(agent, state, batch)
-    assert found["q_mean"] == pytest.approx(values.mean(), rel=1e-4)
+    assert found["q_mean"] == pytest.approx(values.mean(), rel=1e-3, abs=1e-4)
     assert found["q_max"] == pytest.approx(values.max(), rel=1e-4)
-    assert found["action_gap"] == pytest.approx((values.max(1) - values.mean(1)).mean(), rel=1e-4)
+    gap = values.max(axis=1) - values.mean(axis=1)
+    assert found["action_gap"] == pytest.approx(gap.mean(), rel=1e-4)
+
+
+def test_a_plain_head_has_no_features_to_look_at():
+    *_, found = seen("plain")
+    assert set(found) == {"q_mean", "q_max", "action_gap"}
+
+
+def test_the_spectrum_of_the_precision_matrix():
+    """Σ = λI + Σ_n w_n φ_n φ_nᵀ, with the exploration's own λ."""
+    agent, state, items, rows, found = seen("spectral")
+    phi = np.asarray(agent.representation.features_taken(state.network, items), np.float64)
+    sigma = 0.5 * np.eye(D) + phi.T @ (phi * np.asarray(rows.weight)[:, None])
+    smallest = np.linalg.eigvalsh(sigma)[0]
+    assert found["sigma_min_eigenvalue"] == pytest.approx(smallest, rel=1e-3)
+    rank = np.trace(sigma) ** 2 / np.sum(sigma**2)
+    assert found["sigma_effective_rank"] == pytest.approx(rank, rel=1e-3)
+    assert found["feature_norm"] == pytest.approx(1, rel=1e-4)
+    assert found["theta_norm"] == pytest.approx(np.linalg.norm(state.theta), rel=1e-4)
+    raw = np.asarray(jax.vmap(state.network)(items.observation))
+    lengths = np.linalg.norm(raw[np.arange(COUNT), np.asarray(items.action)], axis=1)
+    assert found["share_outside_unit_ball"] == pytest.approx(np.mean(lengths > 1), abs=1e-6)
+
+
+def test_the_error_of_the_backup_is_relative_to_the_spread_of_its_targets():
+    """θ̃ is the identity at first, so that φᵀθ̃(θ) is Q_θ."""
+    agent, state, items, _, found = seen("spectral")
+    keys = jax.random.split(jax.random.key(3), 4)
+    drawn = agent.representation.theta_draws(keys[2], state.target.theta)
+    theta = np.concatenate([np.asarray(state.theta)[None], np.asarray(drawn)])
+    phi = np.asarray(agent.representation.features_taken(state.network, items))
+    following = np.asarray(agent.representation.features(state.network, items.next_observation))
+    best = np.einsum("bad,md->bam", following, theta).max(axis=1)
+    targets = np.clip(items.reward, -1, 1)[:, None] + 0.99 * best
+    error = np.mean((phi @ theta.T - targets) ** 2) / np.var(targets)
+    assert found["backup_error"] == pytest.approx(error, rel=1e-3)
+    assert found["theta_tilde_gap"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 5])
 def test_the_effective_rank_of_a_projection_is_its_rank(rank):
     basis = np.linalg.qr(np.random.default_rng(rank).normal(size=(5, 5)))[0][:, :rank]
-    assert float(diagnostics.effective_rank(jnp.asarray(7 * basis @ basis.T, jnp.float32))) == pytest.approx(rank, rel=1e-4)
+    projection = jnp.asarray(7 * basis @ basis.T, jnp.float32)
+    assert float(diagnostics.effective_rank(projection)) == pytest.approx(rank, rel=1e-4)

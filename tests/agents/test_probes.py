@@ -1,6 +1,8 @@
-"""Every preset solves environments with known answers: the values it has learned are those of the environment."""
+"""Every representation, exploration and solver solves environments with known answers.
 
-import dataclasses
+The values that an agent has learned must be those of the environment. All probes are one program.
+"""
+
 import functools
 
 import jax
@@ -8,21 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents import Agent
-from spectral_bellman.agents.presets import PRESETS, preset_settings
-from spectral_bellman.agents.representation import features
+from spectral_bellman.agents import AgentConfig, Progress, QAgent
+from spectral_bellman.agents.choices import KINDS, flat, override, suited
+from spectral_bellman.agents.presets import PRESETS, agent_config
+from spectral_bellman.environments import FAMILIES
 from spectral_bellman.environments.probes import answers, probes
-from spectral_bellman.replay import init_replay
-from spectral_bellman.training import rounds
+from spectral_bellman.replay import add, init_ring
+from spectral_bellman.training.learner import Learner, extras_of
+from spectral_bellman.training.rollout import (
+    collect,
+    collection_key,
+    init_actor_state,
+    learning_key,
+)
 
-NUM_ENVS, STEPS = 16, 8
+from .quick import quick
+
+NUM_ENVS, STEPS, ROUNDS = 16, 8, 60
 
 SMALL = {
     "network": "mlp",
     "hidden": (32,),
     "features": 16,
     "batch": 64,
-    "representation_steps": 12,
+    "updates": 32,
     "q_steps": 20,
     "theta_samples": 16,
     "discount": 0.5,
@@ -32,61 +43,97 @@ SMALL = {
     "epsilon_end": 0.3,
     "epsilon_steps": 1_000,
     "precision_samples": 256,
+    "precision_rounds": 1,
     "pvn_networks": 2,
     "pvn_outputs": 4,
+    "propagated_draws": 4,
 }
-VARIANTS = {
-    **{name: (name, {}) for name in PRESETS},
-    "ucb": ("sbm-dqn-ts", {"exploration": "ucb"}),
-    "propagated noise": ("sbm-dqn-ts", {"exploration": "propagated", "propagated_draws": 4}),
-    "annealed scale": ("sbm-dqn-ts", {"noise_anneal_steps": 5_000, "noise_bound": True}),
-    "least squares": ("sbm-dqn-ts", {"q_solver": "least_squares", "ridge": 0.01}),
-    "no sampling noise": ("sbm-dqn-ts", {"representation": "expected"}),
-    "no sampling noise, and actions as ν has them": ("sbm-dqn-ts", {"representation": "averaged"}),
-    "Q for a feature, and no fit": ("sbm-dqn-ts", {"representation": "averaged", "norm": "value", "q_steps": 0}),
-    "Q of a feature and of what the others add": (
-        "sbm-dqn-ts",
-        {"representation": "averaged", "norm": "value", "q_steps": 0, "q_start": "backup"},
+# Every representation, exploration and solver at least once, on as few programs as that takes.
+COMPOSITIONS = {
+    "plain": ("dqn", {}),
+    "td, ucb": ("dqn-ts", {"exploration": "ucb"}),
+    "mse, propagated": ("mse-dqn-ts", {"exploration": "propagated"}),
+    "spectral, thompson": ("sbm-dqn-ts", {}),
+    "linear, thompson annealed and bounded": (
+        "sbm-linear-dqn-ts",
+        {"noise_anneal_steps": 5_000, "noise_bound": True},
     ),
-    "Q for a feature, θ sampled": ("sbm-dqn-ts", {"norm": "value"}),
+    "pvn, least squares": ("pvn-dqn", {"q_solver": "least_squares", "q_ridge": 0.01}),
+}
+OTHERS = {
+    **{preset: (preset, {}) for preset in PRESETS if preset not in ("dqn", "sbm-dqn-ts")},
+    "spectral, ucb": ("sbm-dqn-ts", {"exploration": "ucb"}),
+    "spectral, propagated": ("sbm-dqn-ts", {"exploration": "propagated"}),
+    "spectral, least squares": ("sbm-dqn-ts", {"q_solver": "least_squares", "q_ridge": 0.01}),
+    "spectral, backup": ("sbm-dqn-ts", {"q_start": "backup", "q_steps": 0}),
+    "linear, epsilon": ("sbm-linear-dqn", {}),
+    "Σ every third round": ("dqn-ts", {"precision_rounds": 3}),
 }
 
 
-def train(agent: Agent, probe, key, number_of_rounds: int):
-    """The agent and policy after some rounds on one probe; vmapped over probes, all of them are one program."""
-    learner_key, scene_key = jax.random.split(key)
-    learner, policy = rounds.init_learner(agent, learner_key, NUM_ENVS)
-    learner = learner._replace(replay=init_replay(agent.observation, NUM_ENVS, 2_000, STEPS))
-    scene = rounds.init_scene(agent, probe, scene_key, NUM_ENVS)
+def small(preset: str, changes: dict) -> AgentConfig:
+    """The preset in small; the paper's own learning rate stays."""
+    kinds = {name: value for name, value in changes.items() if name in KINDS}
+    config = agent_config(preset, "jax", kinds, FAMILIES["jax"].agent)
+    less = {k: v for k, v in SMALL.items() if "paper" not in preset or k != "learning_rate"}
+    return override(suited(config, less), changes)
+
+
+def train(agent: QAgent, probe, key):
+    """The policy after some rounds on one probe, and whether all terms were finite."""
+    learner = Learner(agent)
+    agent_key, actor_key, run_key = jax.random.split(key, 3)
+    state = agent.init(agent_key)
+    ring = init_ring(agent.observation, extras_of(agent), NUM_ENVS, 2_000, STEPS)
+    actor = init_actor_state(agent, probe, actor_key, NUM_ENVS)
 
     def one(carry, number):
-        learner, policy, scene = carry
-        scene, collected = rounds.collect(agent, probe, policy, scene, rounds.collection_key(learner.key, number), STEPS)
-        learner, policy = rounds.learn(agent, learner, policy, collected, number, log_rounds=10, learning=True)
-        return (learner, policy, scene), None
+        state, policy, ring, actor = carry
+        acting = collection_key(run_key, number)
+        actor, rollout, _ = collect(agent, probe, policy, actor, acting, STEPS)
+        ring = add(ring, rollout)
+        progress = Progress((number + 1) * NUM_ENVS * STEPS, number)
+        state, policy, terms = learner.learn(state, ring, progress, learning_key(run_key, number))
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in terms.values()]))
+        return (state, policy, ring, actor), finite
 
-    return jax.lax.scan(one, (learner, policy, scene), jnp.arange(number_of_rounds))[0]
+    start = (state, agent.init_policy(state), ring, actor)
+    (_, policy, _, _), finite = jax.lax.scan(one, start, jnp.arange(ROUNDS))
+    return policy, jnp.all(finite)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_preset_solves_every_probe(variant):
-    preset, changes = VARIANTS[variant]
-    config = preset_settings(preset, "jax")[1]
-    # The paper's own numbers stay where they can: its batch and steps are only a matter of time.
-    small = {k: v for k, v in SMALL.items() if preset != "sbm-dqn-ts-paper" or k not in ("learning_rate",)}
-    config = dataclasses.replace(config, **{**small, **changes})
+def solve(name: str, preset: str, changes: dict) -> None:
+    config = small(preset, changes)
     names, stacked = probes()
-    agent = Agent(config, jax.ShapeDtypeStruct(stacked.observe.shape[2:], jnp.float32), 2)
-    program = jax.jit(functools.partial(jax.lax.map, lambda x: train(agent, *x, 60)))
-    learner, policy, _ = program((stacked, jax.random.split(jax.random.key(0), len(names))))
-    assert all(int(np.min(values)) == rounds.NEVER for values in learner.tally.broken.values())
-    for i, name in enumerate(names):
-        probe, mine = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (stacked, policy))
-        expected, met = (np.asarray(x) for x in answers(probe, config.discount))
-        learned = np.asarray(features(mine.network, probe.observe, config) @ mine.theta)
-        seen = met.any(axis=1)
-        best = expected.max(axis=1)
+    shape = jax.ShapeDtypeStruct(stacked.observe.shape[2:], jnp.float32)
+    agent = QAgent(config, shape, 2)
+    program = quick(functools.partial(jax.lax.map, lambda x: train(agent, *x)))
+    policies, finite = program((stacked, jax.random.split(jax.random.key(0), len(names))))
+    assert np.all(finite)
+    found = jax.vmap(agent.values)(policies, stacked.observe)
+    known = jax.vmap(answers, (0, None))(stacked, config.discount)
+    for probe, learned, expected, met in zip(names, found, *known, strict=True):
+        learned, expected = np.asarray(learned), np.asarray(expected)
+        seen, best = np.asarray(met).any(axis=1), expected.max(axis=1)
         off = np.abs(learned.max(axis=1) - best)[seen].max()
-        assert off < 0.1, f"{variant} on {name}: values are off by {off:.3f}\n{learned}\n{expected}"
+        assert off < 0.1, f"{name} on {probe}: off by {off:.3f}\n{learned}\n{expected}"
         chosen = expected[np.arange(len(best)), learned.argmax(axis=1)]
-        np.testing.assert_allclose(chosen[seen], best[seen], atol=1e-5, err_msg=f"{variant} on {name}: not the best action")
+        message = f"{name} on {probe}: not the best action"
+        np.testing.assert_allclose(chosen[seen], best[seen], atol=1e-5, err_msg=message)
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_every_choice_solves_every_probe(name):
+    solve(name, *COMPOSITIONS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_preset_and_other_pairs_solve_every_probe(name):
+    solve(name, *OTHERS[name])
+
+
+def test_every_choice_is_among_those_tried():
+    tried = [flat(small(*given)) for given in COMPOSITIONS.values()]
+    for kind, choices in KINDS.items():
+        assert {names.get(kind) for names in tried} >= set(choices)
