@@ -20,6 +20,12 @@ UNSET = "unset"
 """The value of a setting in the label of a run whose config does not have it."""
 
 
+CHOICES = {"representation", "exploration", "solver"}
+"""Settings that have settings of their own."""
+REMOVED = {"expected", "averaged"}
+"""Representations of earlier versions."""
+
+
 @dataclass(frozen=True)
 class Group:
     """One agent in one environment: the seeds of all its runs."""
@@ -88,7 +94,8 @@ class Group:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs of one preset in one environment, pooled if all their agent settings are the same.
 
-    Where they differ, the label names the smallest set of settings that distinguishes the runs. A
+    Where they differ, the label names the smallest set of settings that distinguishes the runs, or
+    the choices alone where those differ. A representation of an earlier version is always named. A
     setting that only one of two configs has counts as a difference: what the other run did is not
     known. Its label says "unset".
     """
@@ -101,7 +108,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
             if _place(run) == _place(other):
                 ours, theirs = settings[i], settings[j]
                 keys = {key for key in ours | theirs if ours.get(key) != theirs.get(key)}
-                differing.setdefault(run.config["preset"], set()).update(keys)
+                # Another choice has other settings: its name says enough.
+                differing.setdefault(run.config["preset"], set()).update(keys & CHOICES or keys)
+    for run, setting in zip(runs, settings, strict=True):
+        if setting.get("representation") in REMOVED:
+            differing.setdefault(run.config["preset"], set()).add("representation")
     named = {
         preset: _smallest(
             keys,
