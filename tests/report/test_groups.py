@@ -57,7 +57,11 @@ def test_labels_name_as_few_settings_as_tell_agents_apart() -> None:
         {"alpha": 1, "norm": "none", "representation": "averaged", "width": 9},
     ]
     runs = [make([[1.0]], preset="sbm", agent=agent) for agent in settings]
-    assert [g.agent for g in group_runs(runs[1:3])] == ["sbm (norm=none)", "sbm (norm=unit)"]
+    # Another choice has other numbers, and its name says enough.
+    labels = ["sbm (representation=averaged)", "sbm (representation=spectral)"]
+    assert [g.agent for g in group_runs(runs[1:3])] == labels
+    # A representation of an earlier version is named even if there is no other.
+    assert [g.agent for g in group_runs(runs[3:])] == labels[:1]
     assert {g.agent for g in group_runs(runs[:3])} == {
         f"sbm (representation={x['representation']})" for x in settings[:3]
     }
@@ -76,7 +80,7 @@ def test_labels_name_as_few_settings_as_tell_agents_apart() -> None:
 def test_a_setting_that_one_config_lacks_is_a_difference() -> None:
     """What the run without it did is not known: neither today's default nor the other's value."""
     without, low, high = (
-        make([[1.0]], first=i, preset="sbm", agent={"representation": "expected"} | more)
+        make([[1.0]], first=i, preset="sbm", agent={"representation": "spectral"} | more)
         for i, more in enumerate(({}, {"head_rate": 0.1}, {"head_rate": 1.0}))
     )
     for other, value in ((low, 0.1), (high, 1.0)):

@@ -110,9 +110,6 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
                 keys = {key for key in ours | theirs if ours.get(key) != theirs.get(key)}
                 # Another choice has other settings: its name says enough.
                 differing.setdefault(run.config["preset"], set()).update(keys & CHOICES or keys)
-    for run, setting in zip(runs, settings, strict=True):
-        if setting.get("representation") in REMOVED:
-            differing.setdefault(run.config["preset"], set()).add("representation")
     named = {
         preset: _smallest(
             keys,
@@ -120,6 +117,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         )
         for preset, keys in differing.items()
     }
+    for run, setting in zip(runs, settings, strict=True):
+        if setting.get("representation") in REMOVED:
+            preset = run.config["preset"]
+            named[preset] = tuple(sorted({*named.get(preset, ()), "representation"}))
     pooled: dict[tuple[str, str], list[Run]] = {}
     for run, setting in zip(runs, settings, strict=True):
         env, preset = _place(run)
