@@ -133,7 +133,9 @@ def draw() -> None:
         1, len(games), figsize=(5.2 * len(games), 3.6), layout="constrained", squeeze=False
     )
     for game, panel in zip(games, panels[0], strict=True):
-        run = load_run(RESULTS / "dqn-minatar" / f"dqn-minatar-minatar-{game}-seed-0-4")
+        run = load_run(
+            RESULTS / "dqn-minatar" / f"dqn-minatar-reward_clip=1.0-minatar-{game}-seed-0-4"
+        )
         for seed in run.seeds:
             lines = [
                 line
