@@ -1,4 +1,4 @@
-"""Strictness for every test: annotations checked at run time, no silent promotion of ranks or dtypes."""
+"""Strictness for every test: annotations checked at run time, no promotion of ranks or dtypes."""
 
 from collections.abc import Iterator
 

@@ -1,21 +1,32 @@
-"""The loop for environments on the host solves one with a known answer: frames are stacked, stored and valued as they should be."""
+"""The host runner solves an environment with a known answer.
+
+For that, frames must be stacked, stored and valued as they should be.
+"""
 
 import jax
 import numpy as np
 import pytest
 
-from spectral_bellman.agents.presets import preset_settings
-from spectral_bellman.environments.gym import HostStep
-from spectral_bellman.training.config import TrainConfig, override
-from spectral_bellman.training.host_loop import HostLoop
+from spectral_bellman.agents.presets import agent_config
+from spectral_bellman.agents.q_agent import QAgent
+from spectral_bellman.environments.api import HostStep
+from spectral_bellman.environments.catalogue import FAMILIES
+from spectral_bellman.training.config import TrainConfig, flat, override
+from spectral_bellman.training.host_runner import HostRunner
 
 SYMBOLS, LENGTH, DISCOUNT = 3, 4, 0.8
-VALUES = {"terminated": (1 - DISCOUNT**LENGTH) / (1 - DISCOUNT), "truncated": 1 / (1 - DISCOUNT)}
-"""Of the first step, with a reward of 1 each step: a cut episode is worth what it would go on to earn."""
+VALUES = {
+    "terminated": (1 - DISCOUNT**LENGTH) / (1 - DISCOUNT),
+    "truncated": 1 / (1 - DISCOUNT),
+}
+"""The value of the first step, with a reward of 1 each step. After a cut, rewards would go on."""
 
 
 class Echo:
-    """Each frame shows a symbol. An action that names the one before it, or the first one at the start, earns 1."""
+    """Each frame shows a symbol. An action that names the symbol before it earns 1.
+
+    At the start of an episode, the action must name the only symbol that was shown.
+    """
 
     num_actions = SYMBOLS
     observation = jax.ShapeDtypeStruct((1, SYMBOLS), np.uint8)
@@ -35,7 +46,7 @@ class Echo:
     def draw(self) -> np.ndarray:
         return self.random.integers(SYMBOLS, size=self.size)
 
-    def reset(self, stretch: int = 0) -> np.ndarray:
+    def reset(self, block: int = 0) -> np.ndarray:
         self.shown = self.before = self.draw()
         return self.show()
 
@@ -51,25 +62,61 @@ class Echo:
         over, cut = (first, never) if self.end == "terminated" else (never, first)
         return HostStep(observation, reward, over, cut, self.show(), first)
 
+    def save(self) -> list[dict]:
+        raise NotImplementedError
+
+    def restore(self, saved, progress) -> np.ndarray:
+        raise NotImplementedError
+
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize(("preset", "end"), [("dqn", "terminated"), ("dqn", "truncated"), ("sbm-dqn", "truncated")])
+SETTINGS = {
+    "network": "mlp",
+    "hidden": (32,),
+    "features": 16,
+    "batch": 64,
+    "discount": DISCOUNT,
+    "learning_rate": 3e-3,
+    "updates": 16,
+    "q_steps": 4,
+    "q_learning_rate": 3e-2,
+    "warmup_steps": 128,
+    "theta_samples": 16,
+    "num_envs": 16,
+    "groups": 2,
+    "round_steps": 8,
+    "staleness": 2,
+    "replay_capacity": 4_000,
+    "eval_episodes": 40,
+    "eval_max_steps": LENGTH,
+    "epsilon_steps": 3_000,
+    "eval_epsilon": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "end"), [("dqn", "terminated"), ("dqn", "truncated"), ("sbm-dqn", "truncated")]
+)
 def test_an_agent_learns_to_name_the_frame_before(preset, end):
-    settings = {"network": "mlp", "hidden": (32,), "features": 16, "batch": 64, "discount": DISCOUNT, "learning_rate": 3e-3}
-    steps = {"representation_steps": 12, "q_steps": 4, "q_learning_rate": 3e-2, "warmup_steps": 128, "theta_samples": 16}
-    run = {"num_envs": 16, "groups": 2, "round_steps": 8, "replay_capacity": 4_000, "eval_episodes": 40, "eval_max_steps": LENGTH}
-    agent = preset_settings(preset, "jax")[1]
-    config = override(
-        TrainConfig(preset, "echo", agent=agent), {**settings, **steps, **run, "epsilon_steps": 3_000, "eval_epsilon": 0.0}
-    )
-    loop = HostLoop(config, "echo", lambda seed, indices, stream: Echo(list(indices), stream, end))
-    loop.init()
+    agent = agent_config(preset, "jax", {}, FAMILIES["jax"].agent)
+    config = TrainConfig(preset, "echo", agent=agent)
+    used = {name: value for name, value in SETTINGS.items() if name in flat(config)}
+    config = override(config, used)
+
+    def opener(seed, indices, stream):
+        return Echo(list(indices), stream, end)
+
+    def build(observation, num_actions):
+        return QAgent(config.agent, observation, num_actions)
+
+    runner = HostRunner(config, "echo", opener, build, background=True)
+    runner.init()
     for number in range(120):
-        loop.run_round(number, ahead=number < 119)
-    returns = loop.evaluate(0).returns
-    largest = float(loop.diagnostics(120)["q_max"][0])
-    loop.close()
-    # The environments for evaluation start in the middle of an episode, but for every fourth.
+        runner.run_round(number, ahead=number < 119)
+    returns = runner.play(0, 40).returns
+    largest = float(runner.diagnostics(120)["q_max"][0])
+    runner.close()
+    # Environments for evaluation start in the middle of an episode, but for every fourth.
     assert np.mean(returns) > 0.95 * np.mean([LENGTH - i % LENGTH for i in range(40)])
     assert abs(largest / VALUES[end] - 1) < 0.1

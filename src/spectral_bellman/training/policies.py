@@ -13,6 +13,8 @@ class Policies:
 
     def start(self, number: int, policies: tuple[Any, ...]) -> None:
         """Before round ``number``: the last ``staleness`` policies, the oldest first."""
+        if len(policies) != self.staleness:
+            raise ValueError(f"a staleness of {self.staleness} needs as many policies")
         for version, policy in enumerate(policies, number - self.staleness):
             self.publish(version, policy)
 
