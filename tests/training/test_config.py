@@ -6,6 +6,7 @@ import json
 import jax
 import pytest
 
+from spectral_bellman.agents.explorations import Thompson
 from spectral_bellman.agents.presets import PRESETS
 from spectral_bellman.disk import run_folder
 from spectral_bellman.environments import make
@@ -42,11 +43,13 @@ def test_a_setting_goes_where_it_belongs():
     assert flat(configure("sbm-dqn-ts", make("atari/pong")))["episode_frames"] != 240
 
 
-def test_a_choice_brings_its_settings_and_keeps_those_that_both_have():
+def test_a_choice_brings_settings_of_its_own():
     config = configure("sbm-dqn-ts", SEA, {"exploration": "ucb", "ridge": 0.3})
     assert (config.agent.exploration.name, config.agent.exploration.ridge) == ("ucb", 0.3)
     again = override(config, {"exploration": "thompson"})
-    assert (again.agent.exploration.name, again.agent.exploration.ridge) == ("thompson", 0.3)
+    assert again.agent.exploration == Thompson()
+    same = override(config, {"exploration": "ucb", "batch": 5})
+    assert same.agent.exploration == config.agent.exploration
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def written(folder, **changes):
     ("changes", "message"),
     [
         ({"frames": GONE}, "the setting frames is missing"),
-        ({"frames": "many"}, "the setting frames"),
+        ({"frames": "many"}, "--frames must be a whole number"),
         ({"frames": -1}, "--frames must be at least 1"),
         ({"agent": {}}, "is missing"),
         ({"agent": {**AGENT, "more": 1}}, "there is no setting more"),
@@ -242,3 +245,12 @@ def test_families_say_how_stale_the_policy_is():
     assert configure("dqn", SEA).staleness == 1
     assert configure("dqn", make("atari/pong")).staleness == 2
     assert configure("dqn", SEA, {"staleness": 3}).staleness == 3
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 63, 64, 65, 1_000])
+def test_the_first_round_that_learns(warmup):
+    changes = {"warmup_steps": warmup, "num_envs": 4, "round_steps": 16}
+    config = configure("dqn", SEA, changes)
+    first = config.first_learning_round
+    assert config.learns(first)
+    assert first == 0 or not config.learns(first - 1)

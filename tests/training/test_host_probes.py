@@ -95,10 +95,16 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module")
+def programs():
+    """Compiled programs by preset."""
+    return {"dqn": {}, "sbm-dqn": {}}
+
+
 @pytest.mark.parametrize(
     ("preset", "end"), [("dqn", "terminated"), ("dqn", "truncated"), ("sbm-dqn", "truncated")]
 )
-def test_an_agent_learns_to_name_the_frame_before(preset, end):
+def test_an_agent_learns_to_name_the_frame_before(programs, preset, end):
     agent = agent_config(preset, "jax", {}, FAMILIES["jax"].agent)
     config = TrainConfig(preset, "echo", agent=agent)
     used = {name: value for name, value in SETTINGS.items() if name in flat(config)}
@@ -111,6 +117,7 @@ def test_an_agent_learns_to_name_the_frame_before(preset, end):
         return QAgent(config.agent, observation, num_actions)
 
     runner = HostRunner(config, "echo", opener, build, background=True)
+    runner.programs = programs[preset]
     runner.init()
     for number in range(120):
         runner.run_round(number, ahead=number < 119)

@@ -48,9 +48,9 @@ def learned(agent, most: int = 0):
     return rounds(agent, most)(PROGRESS, jax.random.key(0))
 
 
-def rounds(agent, most: int = 0):
+def rounds(agent, most: int = 0, first_round: int = 0):
     """(progress, key) -> state, policy and terms of one round, from the first state."""
-    learner, ring = Learner(agent, most), filled(agent)
+    learner, ring = Learner(agent, most, first_round), filled(agent)
     state = agent.init(jax.random.key(1))
     return functools.partial(jax.jit(learner.learn), state, ring)
 
@@ -155,12 +155,16 @@ def test_a_phase_may_learn_from_rows_that_stand_for_the_whole_replay():
     assert int(state.total) == 2 * int(jnp.sum(reward))
 
 
-@pytest.mark.parametrize(("every", "with_rows"), [(1, [0, 1, 2, 3, 4]), (3, [0, 3])])
-def test_publishing_gets_rows_in_the_rounds_that_are_due(every, with_rows):
+@pytest.mark.parametrize(
+    ("every", "first", "with_rows"), [(1, 0, [0, 1, 2, 3, 4]), (3, 0, [0, 3]), (3, 1, [1, 4])]
+)
+def test_publishing_gets_rows_in_the_first_round_that_learns_and_then_rarely(
+    every, first, with_rows
+):
     agent = scribe()
     agent.publish_rows, agent.publish_every = 8, every
-    learn = rounds(agent)
-    for number in range(5):
+    learn = rounds(agent, first_round=first)
+    for number in range(first, 5):
         state, policy, _ = learn(Progress(jnp.int32(1), jnp.int32(number)), jax.random.key(0))
         assert entries(state) == [PUBLISH_ROWS if number in with_rows else PUBLISH]
         assert int(policy) == number

@@ -85,3 +85,8 @@ def test_old_versions_are_forgotten():
         policies.publish(number, number)
         policies.forget(number)
     assert len(policies._published) == 2
+
+
+def test_as_many_policies_are_needed_as_rounds_of_staleness():
+    with pytest.raises(ValueError, match="a staleness of 2 needs as many policies"):
+        Policies(2).start(0, ("only one",))

@@ -387,3 +387,12 @@ def test_an_object_of_the_users(tmp_path):
         folder = tmp_path / name
         assert train("dqn", environment, out=folder, console=QUIET, **settings).summary
         assert resume(folder, environment, frames=150, console=QUIET).summary["frames"] >= 150
+
+
+def test_results_without_checkpoints_are_left_alone(one):
+    """A finished run that was kept for its results: resume must not begin it again."""
+    shutil.rmtree(one / "checkpoints")
+    before = {path.name: path.read_bytes() for path in one.iterdir() if path.is_file()}
+    with pytest.raises(FileNotFoundError, match="results of a finished run, without checkpoints"):
+        resume(one, frames=10**6, console=QUIET)
+    assert {path.name: path.read_bytes() for path in one.iterdir() if path.is_file()} == before

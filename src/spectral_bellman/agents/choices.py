@@ -197,6 +197,10 @@ def checked(config: Any, name: str, given: Any) -> Any:
             raise ValueError(f"{flag} cannot be {given!r}; {hint}")
         return given
     default = getattr(config, name)
+    if default is None:
+        if given is not None:
+            raise ValueError(f"{flag} is for other environments")
+        return None
     whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
     if isinstance(default, bool):
         fits, what = isinstance(given, bool), "true or false"

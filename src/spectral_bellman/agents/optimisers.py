@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from spectral_bellman._arrays import Scalar
 from spectral_bellman.networks import FeatureNetwork
 
 
-def adam(learning_rate: float, epsilon: float, head_rate: float | None = None) -> Any:
+def adam(learning_rate: Scalar, epsilon: Scalar, head_rate: Scalar | None = None) -> Any:
     """Adam; ``head_rate`` multiplies its steps on the head of φ, which then is what it is for."""
     plain = optax.adam(learning_rate, eps=epsilon)
     return plain if head_rate is None else _slower_head(plain, head_rate)
 
 
-def centred_rmsprop(learning_rate: float, epsilon: float, head_rate: float | None = None) -> Any:
+def centred_rmsprop(learning_rate: Scalar, epsilon: Scalar, head_rate: Scalar | None = None) -> Any:
     """A gradient over its own standard deviation, with a memory of 0.95: MinAtar's authors'.
 
     optax's is NaN where rounding makes the variance of equal gradients negative.
@@ -72,7 +73,7 @@ def descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple
     return optax.apply_updates(parameters, updates), state
 
 
-def _slower_head(optimiser: Any, rate: float) -> optax.GradientTransformation:
+def _slower_head(optimiser: Any, rate: Scalar) -> optax.GradientTransformation:
     def head(x: Any) -> Any:
         return (x if isinstance(x, FeatureNetwork) else x[0]).head
 
