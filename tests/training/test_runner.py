@@ -253,7 +253,7 @@ def test_signals_change_nothing(run_of, tmp_path, name):
 
 def test_a_signal_stops_after_the_round_and_says_how_to_go_on(run_of, tmp_path, monkeypatch):
     name, folder, console = "host", tmp_path / "run", recording()
-    real = records.record
+    real, before = records.record, signal.getsignal(signal.SIGINT)
 
     def interrupt(config, tally, i, number, diagnostics):
         if number == 7 and i == 0:
@@ -264,7 +264,7 @@ def test_a_signal_stops_after_the_round_and_says_how_to_go_on(run_of, tmp_path, 
     assert run(name, folder, console).summary == {}
     assert f"nothing lost: sbm resume {folder} goes on" in console.export_text()
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     resume(folder, console=QUIET)
     assert metrics(folder) == metrics(run_of(name).folder)
 
