@@ -39,8 +39,8 @@ ROWS = {
 EVERY = [(preset, family) for preset in PRESETS for family in FAMILIES]
 
 
-def of(preset, family):
-    return agent_config(preset, family, {}, FAMILIES[family].agent)
+def of(preset, family, **chosen):
+    return agent_config(preset, family, chosen, FAMILIES[family].agent)
 
 
 @functools.cache
@@ -166,6 +166,8 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
     assert (way.ridge, way.noise_scale, way.noise_anneal_steps) == (0.1, 1, 0)
     assert (config.reward_clip, config.discount) == (1, 0.99)
     assert PRESETS["sbm-dqn-ts-paper"].run["num_envs"] == 128
+    greedy = of("sbm-dqn-ts-paper", family, exploration="epsilon")
+    assert greedy.exploration.epsilon_steps == 250_000
 
 
 def test_a_preset_goes_before_its_family():

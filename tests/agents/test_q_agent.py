@@ -255,16 +255,28 @@ def test_weights_may_start_as_they_do_elsewhere(name, outputs, weights):
 
 @pytest.mark.parametrize("name", ["mse", "spectral"])
 def test_the_fit_may_start_at_the_backup_of_the_target(name):
-    part = dataclasses.replace(FITTED[name], q_start="backup", solver=AdamSolver(q_steps=0))
+    part = dataclasses.replace(FITTED[name], q_start="backup")
     agent, found = learned(dataclasses.replace(CONFIG, representation=part), 2)
-    (first, _, _), (second, policy, _) = found
+    (first, _, _), _ = found
     theta = first.target.theta
     backup = agent.representation.theta_tilde(first.beside, theta[None], theta)[0]
     np.testing.assert_allclose(first.theta, backup, rtol=1e-5)
-    # Without steps of its own, that is what is published and aimed at next.
-    np.testing.assert_array_equal(policy.theta, first.theta)
-    np.testing.assert_array_equal(second.target.theta, first.theta)
     assert np.linalg.norm(backup - theta) > 0.01
+
+
+@pytest.mark.parametrize("name", ["mse", "spectral"])
+def test_without_q_steps_what_was_learned_is_published_after_learning(name):
+    part = dataclasses.replace(FITTED[name], q_start="backup", solver=AdamSolver(q_steps=0))
+    agent, found = learned(dataclasses.replace(CONFIG, representation=part), 2)
+    (first, _, _), (second, policy, _) = found
+    # The pair that acts and that is aimed at next is the pair of this round, as in DQN.
+    for theta in (policy.theta, second.target.theta):
+        np.testing.assert_array_equal(theta, second.theta)
+    assert equal(policy.network, second.network)
+    assert not equal(policy.network, first.network)
+    before = first.target.theta
+    backup = agent.representation.theta_tilde(second.beside, before[None], before)[0]
+    np.testing.assert_allclose(second.theta, backup, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -349,6 +361,7 @@ class Alternating(ExplorationConfig):
     """Adds a bonus, the less the more rounds were published, to an action drawn for an episode."""
 
     name: ClassVar[str] = "alternating"
+    needs_features: ClassVar[bool] = False
     bonus: float = 100.0
 
     def build(self, setting):
@@ -407,6 +420,14 @@ def _toys(monkeypatch):
     monkeypatch.setattr(choices, "KINDS", {k: dict(v) for k, v in choices.KINDS.items()})
     Alternating.register()
     Myopic.register()
+
+
+@pytest.mark.usefixtures("_toys")
+def test_an_exploration_of_ones_own_that_needs_no_features_goes_with_plain_q():
+    config = choices.override(
+        CONFIG, {"representation": "plain", "exploration": "alternating", "bonus": 3.0}
+    )
+    assert config.exploration == Alternating(bonus=3.0)
 
 
 @pytest.mark.usefixtures("_toys")

@@ -51,6 +51,12 @@ def test_lanes_are_settings_times_seeds(tmp_path: Path) -> None:
     assert found[0]["training"] != found[1]["training"] or found[0]["greedy"] != found[1]["greedy"]
 
 
+@pytest.mark.parametrize("name", ["num_envs", "staleness", "warmup_steps", "batch"])
+def test_only_real_numbers_of_the_agent_differ_between_lanes(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot differ between lanes"):
+        tune(tuning(tmp_path, settings=json.dumps({name: [2, 3]})), QUIET)
+
+
 def test_a_lane_is_the_run_of_its_setting_and_seed(tmp_path: Path) -> None:
     rate = 1e-2
     (row,) = tune(tuning(tmp_path, settings=json.dumps({"learning_rate": [rate]})), QUIET)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spectral_bellman.disk.migrate import BEFORE, migrated
+from spectral_bellman.disk.migrate import BEFORE, migrated, upgraded
 
 
 def old(preset: str, **agent: object) -> dict[str, object]:
@@ -33,6 +33,25 @@ def test_sbm_with_q_as_its_first_feature_is_the_linear_form(
     found = migrated(old(preset, norm=norm, representation="averaged"), 2)
     assert found["preset"] == name
     assert found.get("original_preset") == (preset if name != preset else None)
+
+
+@pytest.mark.parametrize(
+    ("env", "names"),
+    [
+        ("atari/pong", {"groups", "cores", "replay_memory"}),
+        ("gym/CartPole-v1", {"groups", "replay_memory"}),
+        ("minatar/breakout", set()),
+    ],
+)
+def test_version_2_had_settings_of_the_host_for_all_environments(
+    env: str, names: set[str]
+) -> None:
+    before = {"schema": 2, "env": env, "groups": 2, "cores": 3, "replay_memory": "host", "seeds": 4}
+    found = upgraded(before, 3)
+    assert (found["schema"], found["seeds"]) == (3, 4)
+    assert set(found["host"] or {}) == names
+    assert not {"groups", "cores", "replay_memory"} & set(found)
+    assert before["groups"] == 2, "the config itself is not changed"
 
 
 def test_the_config_itself_is_not_changed() -> None:

@@ -16,7 +16,7 @@ from spectral_bellman.agents.representations import Spectral
 from spectral_bellman.agents.representations.api import AdamSolver
 from spectral_bellman.environments.api import HostStep
 from spectral_bellman.training import learner
-from spectral_bellman.training.config import TrainConfig
+from spectral_bellman.training.config import HostSettings, TrainConfig, override
 from spectral_bellman.training.host_runner import HostRunner
 
 STEPS, ENVS, ROUNDS = 5, 4, 6
@@ -41,7 +41,7 @@ CONFIG = TrainConfig(
     num_envs=ENVS,
     round_steps=STEPS,
     staleness=2,
-    groups=2,
+    host=HostSettings(groups=2),
     replay_capacity=100 * ENVS,
     log_frames=4 * STEPS * ENVS,
     eval_episodes=3,
@@ -194,13 +194,13 @@ class Programs(dict):
         config, key = self.config, (name, self.stack)
         learns = "before" in name or "after" in name
         if name in ("init", "buffer", "act", "count", "store"):
-            key += (config.groups,)
+            key += (config.on_host.groups,)
         if name == "init":
             key += (config.staleness,)
         if learns or name in ("store", "publish", "diagnose") or name.startswith("draw"):
-            key += (config.replay_capacity, config.replay_memory)
+            key += (config.replay_capacity, config.on_host.replay_memory)
         if learns:
-            key += (config.dispatch_steps, learner.LARGE_BYTES)
+            key += (config.on_host.dispatch_steps, learner.LARGE_BYTES)
         return key
 
     def get(self, name: str, default=None):
@@ -215,7 +215,7 @@ class Programs(dict):
 
 def new_runner(world: World, *, background: bool = True, **changes) -> HostRunner:
     """A runner that shares its programs with the others; ``begin`` starts it."""
-    config = dataclasses.replace(CONFIG, **changes)
+    config = override(CONFIG, changes)
 
     def build(observation: jax.ShapeDtypeStruct, num_actions: int) -> QAgent:
         return QAgent(config.agent, observation, num_actions)
@@ -228,16 +228,16 @@ def new_runner(world: World, *, background: bool = True, **changes) -> HostRunne
 def begin(runner: HostRunner, world: World) -> HostRunner:
     """``init``, once for each number of groups; other runners of the same shapes are restored."""
     config = runner.config
-    key = config.groups, world.stack
+    key = config.on_host.groups, world.stack
     if key not in Programs.begun and config.staleness == CONFIG.staleness:
         runner.init()
         Programs.begun[key] = jax.tree.map(jnp.copy, runner.state)
         return runner
     if key not in Programs.begun:
-        within(begin(new_runner(world, groups=config.groups), world).close)
+        within(begin(new_runner(world, groups=config.on_host.groups), world).close)
         world.opened.clear()
-    size = ENVS // config.groups
-    parts = [[{"episode": 0, "time": 0, "before": None}] * size] * config.groups
+    size = ENVS // config.on_host.groups
+    parts = [[{"episode": 0, "time": 0, "before": None}] * size] * config.on_host.groups
     extra = {"round": 0, "environments": parts, "evaluation": None}
     state = jax.tree.map(jnp.copy, Programs.begun[key])
     state = state._replace(policies=state.policies[:1] * config.staleness)

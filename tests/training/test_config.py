@@ -11,6 +11,8 @@ from spectral_bellman.agents.presets import PRESETS
 from spectral_bellman.disk import run_folder
 from spectral_bellman.environments import make
 from spectral_bellman.training.config import (
+    EmulatorSettings,
+    HostSettings,
     TrainConfig,
     configure,
     flat,
@@ -75,12 +77,50 @@ def test_a_choice_brings_settings_of_its_own():
         ("dqn", {"staleness": 0}, "--staleness must be at least 1"),
         ("dqn", {"eval_epsilon": 1.5}, "--eval-epsilon must be between 0 and 1"),
         ("sbm-dqn-ts", {"q_steps": 33, "updates": 32}, "--q-steps 33 are among the --updates 32"),
-        ("dqn", {"num_envs": 3, "groups": 2}, "--num-envs 3 cannot be divided into --groups 2"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_a_word_on_why(preset, changes, message):
     with pytest.raises(ValueError, match=message):
         configure(preset, SEA, changes)
+
+
+@pytest.mark.parametrize(
+    ("env", "changes", "message"),
+    [
+        ("minatar/breakout", {"groups": 2}, "--groups has no use on minatar/breakout.*on the host"),
+        ("deep_sea/4", {"dispatch_steps": 2}, "--dispatch-steps has no use on deep_sea/4"),
+        (
+            "gym/CartPole-v1",
+            {"num_envs": 3, "groups": 2},
+            "--num-envs 3 cannot be divided into --groups 2",
+        ),
+        ("gym/CartPole-v1", {"cores": 2}, r"--cores has no use on gym/.*emulators \(atari/\)"),
+        ("minatar/breakout", {"hidden": (3,)}, "--hidden has no use on minatar/breakout: .*minatar"),
+        ("atari/pong", {"hidden": (3,)}, "--hidden has no use on atari/pong: the torso is centred"),
+    ],
+)
+def test_a_setting_of_other_environments_is_refused(env, changes, message):
+    with pytest.raises(ValueError, match=message):
+        configure("dqn", make(env), changes)
+
+
+def test_hidden_layers_are_for_the_torso_that_has_them():
+    spec = make("minatar/breakout")
+    config = configure("dqn", spec, {"hidden": (3,), "network": "mlp"})
+    assert config.agent.hidden == (3,)
+    assert configure("dqn", make("gym/CartPole-v1"), {"hidden": (3,)}).agent.hidden == (3,)
+
+
+def test_settings_of_the_host_are_there_where_something_reads_them():
+    def host(env):
+        return configure("dqn", make(env)).host
+
+    assert host("deep_sea/4") is None
+    assert type(host("gym/CartPole-v1")) is HostSettings
+    assert type(host("atari/pong")) is EmulatorSettings
+    assert host("atari/pong").groups == 2
+    config = configure("dqn", make("atari/pong"), {"groups": 1, "cores": 3})
+    assert (config.host.groups, config.host.cores) == (1, 3)
 
 
 def test_settings_are_refused_after_all_of_them_are_known():
@@ -187,10 +227,23 @@ def test_a_score_is_of_three_evaluations_in_the_last_tenth():
     config = lengths(eval_episodes=10, score_episodes=30)
     assert config.score_rounds == {93, 96, 100}
     assert {n: config.episodes_at(n) for n in range(1, 101) if config.episodes_at(n)} == {
-        **{n: 10 for n in range(10, 100, 10)},
+        **{n: 10 for n in range(10, 91, 10)},
         **{n: 30 for n in (93, 96, 100)},
     }
     assert all(n > 0.9 * config.rounds for n in config.score_rounds)
+
+
+@pytest.mark.parametrize("frames", [None, 100_000, 500_000, 1_000_000, 1_234_567, 10_000_000])
+@pytest.mark.parametrize("env", ENVS)
+def test_all_evaluations_of_the_last_tenth_are_of_the_score(env, frames):
+    """Reports take the last three evaluations of the last tenth, wherever the others fall."""
+    changes = {} if frames is None else {"frames": frames}
+    config = configure("dqn", make(env), changes).resolved()
+    lines = {*range(config.log_rounds, config.rounds, config.log_rounds), config.rounds}
+    due = {n: config.episodes_at(n) for n in sorted(lines)}
+    late = [episodes for n, episodes in due.items() if episodes and 10 * n > 9 * config.rounds]
+    assert late == [30, 30, 30]
+    assert sum(episodes == 10 for episodes in due.values()) >= 8
 
 
 @pytest.mark.parametrize("log_frames", [10, 30, 70, 330, 2_000])

@@ -100,6 +100,20 @@ def test_results_of_a_round_take_the_places_of_their_arguments_and_none_comes_th
     assert [int(pair[1]) for pair in pairs if pair] == list(range(leaves))
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_only_what_comes_back_in_its_own_place_is_donated(staleness):
+    """Of several policies each comes back in the place of another, which a GPU may mix up."""
+    runner = scribes(staleness=staleness)
+    (learner, policies, actor, number), _ = runner._lowered(learning=True).args_info
+
+    def donated(tree):
+        return {leaf.donated for leaf in jax.tree.leaves(tree)}
+
+    assert donated((learner, actor)) == {True}
+    assert donated(policies) == {staleness == 1}
+    assert donated(number) == {False}
+
+
 STEPS, ENVS = 4, 3
 
 

@@ -436,6 +436,10 @@ def test_without_its_replay_a_runner_fills_it_anew_before_it_learns(open_runner)
     after = open_runner(again, init=False, checkpoint_replay="off")
     assert after.restore(state, extra, None, lambda _: None) is None
     assert all(part.resets == [FRESH_BLOCKS + 4] for part in again.opened if part.stream == 0)
+    # The lost episodes had rewards, which do not belong to the new ones.
+    assert np.any(before.tally().running_return)
+    assert not np.any(after.tally().running_return)
+    assert not np.any(after.tally().running_length)
     policy = numbers(after.newest_policy())
     run(after, 6, start=4)  # the warm-up is two rounds
     assert same(after.newest_policy(), policy)

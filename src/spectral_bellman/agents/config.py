@@ -59,7 +59,7 @@ class AgentConfig:
         require(self, "discount", 0 <= self.discount < 1, "in [0, 1)")
         featured = self.representation.has_features
         require(self, "batch", self.batch >= 2 or not featured, "2 or more where φ has features")
-        if not featured and type(self.exploration).name != "epsilon":
+        if not featured and self.exploration.needs_features:
             raise ValueError(
                 f"--exploration {self.exploration.name} needs features, which --representation "
                 f"{self.representation.name} has not: take --representation td, or the preset "

@@ -137,7 +137,7 @@ class QAgent:
             target=jax.tree.map(jnp.copy, target),  # a state is donated: no buffer twice
             optimiser=part.optimiser.init((network, beside)),
             theta_optimiser=optimiser.init(theta) if optimiser else (),
-            exploration=self.exploration.init(keys[1]),
+            exploration=self.exploration.init(jax.random.fold_in(keys[1], 1)),
         )
 
     def init_actor(self, num_envs: int, key: RandomKey) -> Actor:
@@ -189,8 +189,10 @@ class QAgent:
         else:
             assert isinstance(solver, LeastSquares)
             before = Phase(1, lambda *_: None, self._regress, rows=solver.q_rows)
-        after = self._phase(updates, self._prepare, self._update)
-        return [before], [after._replace(finish=self._start_theta)]
+        learn = self._phase(updates, self._prepare, self._update)
+        learn = learn._replace(finish=self._start_theta)
+        # Without Q steps, θ̂ comes out of learning φ: publish after it, as DQN does.
+        return ([before], [learn]) if before.steps else ([learn], [])
 
     def publish(
         self, state: TrainState, rows: Rows | None, progress: Progress, key: RandomKey

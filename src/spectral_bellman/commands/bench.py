@@ -165,10 +165,10 @@ class _KeptOpen:
 
 def _bare_emulators(kept: _KeptOpen, config: TrainConfig, seconds: float) -> dict[str, float]:
     """Agent steps/s of the emulators with random actions: one group alone, and all in turn."""
-    size = config.num_envs // config.groups
+    size = config.num_envs // config.on_host.groups
     pools = []
     for seed in range(config.first_seed, config.first_seed + config.seeds):
-        for group in range(config.groups):
+        for group in range(config.on_host.groups):
             pool = kept(seed, [group * size + i for i in range(size)], 0)
             assert isinstance(pool, SplitStep)
             pool.reset()

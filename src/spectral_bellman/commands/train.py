@@ -16,7 +16,15 @@ from spectral_bellman.environments.api import EnvironmentSpec
 from spectral_bellman.environments.catalogue import make
 from spectral_bellman.report.runs import find_runs
 from spectral_bellman.training import memory, runner
-from spectral_bellman.training.config import TrainConfig, configure, flat, override
+from spectral_bellman.training.config import (
+    RECORDS,
+    TrainConfig,
+    configure,
+    flat,
+    override,
+    refuse_elsewhere,
+    refuse_hidden,
+)
 from spectral_bellman.training.progress import say
 
 CHOICES = {
@@ -46,7 +54,7 @@ def train(arguments: list[str]) -> None:
     spec = make(env or "minatar/breakout")
     default = configure(preset or "sbm-dqn-ts", spec, _chosen(arguments))
     if not helping:
-        _refuse_unused(arguments, default)
+        _refuse_unused(arguments, default, spec)
     config, out, dry_run = _parse(arguments, default)
     config = dataclasses.replace(config, env=spec.name)
     folder = out or Path("out") / f"{config.preset}-{config.env.replace('/', '-')}"
@@ -105,7 +113,7 @@ def say_result(result: runner.Result, console: Console) -> None:
 
 def _parse(arguments: list[str], default: TrainConfig) -> tuple[TrainConfig, Path | None, bool]:
     """The config, the folder, and whether it is a dry run."""
-    live, protocol = flat(default), default.protocol
+    live = flat(default)
     named = {kind: text for kind, text in CHOICES.items() if kind in live}
     chosen: Any = dataclasses.make_dataclass(
         "Choices",
@@ -122,10 +130,13 @@ def _parse(arguments: list[str], default: TrainConfig) -> tuple[TrainConfig, Pat
         dry_run: bool = False
         """Say what would be run, with its parameters and memory, and stop."""
 
-    kind: Any = Arguments
-    if protocol is not None:
-        games = ("protocol", type(protocol), dataclasses.field(default=protocol))
-        kind = dataclasses.make_dataclass("Arguments", [games], bases=(Arguments,), frozen=True)
+    records = {name: getattr(default, name) for name in RECORDS}
+    fields = [
+        (name, type(record), dataclasses.field(default=record))
+        for name, record in records.items()
+        if record is not None
+    ]
+    kind: Any = dataclasses.make_dataclass("Arguments", fields, bases=(Arguments,), frozen=True)
     parsed: Any = tyro.cli(
         kind,
         prog="sbm train",
@@ -137,7 +148,7 @@ def _parse(arguments: list[str], default: TrainConfig) -> tuple[TrainConfig, Pat
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
     )
-    run = dataclasses.replace(parsed.run, protocol=getattr(parsed, "protocol", None))
+    run = dataclasses.replace(parsed.run, **{name: getattr(parsed, name, None) for name in RECORDS})
     return run, parsed.out, parsed.dry_run
 
 
@@ -147,21 +158,26 @@ def _chosen(arguments: list[str]) -> dict[str, Any]:
     return {kind: value for kind, value in found.items() if value is not None}
 
 
-def _refuse_unused(arguments: list[str], config: TrainConfig) -> None:
-    """Answer a flag that this agent has no use for with a word on who uses it."""
+def _refuse_unused(arguments: list[str], config: TrainConfig, spec: EnvironmentSpec) -> None:
+    """Answer a flag that has no use here with a word on who uses it."""
     known = flat(config)
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        if argument.startswith("--") and name not in known and choices.users(name):
-            override(config, {name: None})
+        if argument.startswith("--") and name == "hidden":
+            refuse_hidden(config.agent, spec)
+        if argument.startswith("--") and name not in known:
+            refuse_elsewhere(name, config)
+            if choices.users(name):
+                override(config, {name: None})
 
 
 def _train_several(preset: str, names: str, arguments: list[str]) -> None:
     """``--env atari/pong,boxing``: a run of each, side by side."""
-    made = [make(name).name for name in environments_in(names)]
+    specs = [make(name) for name in environments_in(names)]
+    made = [spec.name for spec in specs]
     out = Path(value_of(arguments, "--out") or f"out/{preset}")
     rest = without(without(arguments, "--env"), "--out")
-    if value_of(rest, "--cores") is None:
+    if value_of(rest, "--cores") is None and all(spec.protocol for spec in specs):
         rest += ["--cores", str(cores_for_each(len(made)))]
     commands = {
         name: ["train", *rest, "--env", name, "--out", str(out / name.replace("/", "-"))]

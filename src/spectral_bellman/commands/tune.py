@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from spectral_bellman.agents import choices
 from spectral_bellman.agents.q_agent import QAgent
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.catalogue import make
@@ -58,6 +59,13 @@ def tune(tuning: Tuning, console: Console) -> list[dict[str, Any]]:
         raise ValueError(f"{tuning.env} runs on the host; sbm tune needs an environment in JAX")
     given = {"frames": tuning.frames, "eval_episodes": tuning.episodes, **fixed}
     config = configure(tuning.preset, spec, given).resolved()
+    real = {k for k, v in choices.flat(config.agent).items() if isinstance(v, float)}
+    for name in grid:
+        if name in choices.flat(config) and name not in real:
+            raise ValueError(
+                f"--settings: {name} cannot differ between lanes of one program, where only the "
+                "agent's real numbers can; give it under --fixed, in a tuning of its own"
+            )
     for point in points:
         override(config, point)  # refuses what is unknown, unused or out of range
     runner = DeviceRunner(
@@ -115,7 +123,8 @@ def _program(runner: DeviceRunner, learning: bool) -> Any:
     def one(values: dict[str, Any], *rest: Any) -> Any:
         return _with_numbers(runner, values)._round(*rest, learning=learning)
 
-    return compiled_over_seeds(one, in_axes=(0, 0, 0, 0, None), donate=(1, 2, 3))
+    donate = (1, 2, 3) if runner.config.staleness == 1 else (1, 3)
+    return compiled_over_seeds(one, in_axes=(0, 0, 0, 0, None), donate=donate)
 
 
 def _with_numbers(runner: DeviceRunner, values: dict[str, Any]) -> DeviceRunner:

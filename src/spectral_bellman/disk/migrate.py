@@ -28,6 +28,22 @@ class OldRun(ValueError):
     """A run of an older version, which this version can report but not resume."""
 
 
+HOST = ("groups", "dispatch_steps", "replay_memory", "checkpoint_replay")
+"""Settings of host environments, which version 2 kept for all environments."""
+
+
+def upgraded(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
+    """A config of version 2 as one of version ``schema``: only host environments have ``host``."""
+    result: dict[str, Any] = {**config, "schema": schema, "host": None}
+    host = {name: result.pop(name) for name in (*HOST, "cores") if name in result}
+    kind = config["env"].partition("/")[0]
+    if kind == "gym":
+        host.pop("cores", None)
+    if kind in ("gym", "atari") and host:
+        result["host"] = host
+    return result
+
+
 def migrated(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
     """A config of version 1 as one of version `schema`, with its agent still one flat record."""
     agent = config.get("agent")

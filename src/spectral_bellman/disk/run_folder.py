@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spectral_bellman.disk.migrate import OldRun, migrated
+from spectral_bellman.disk.migrate import OldRun, migrated, upgraded
 from spectral_bellman.disk.provenance import write_json
 
 CONFIG = "config.json"
@@ -20,8 +20,9 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
-SCHEMA = 2
-"""Version of `config.json`. Version 1, without a number, has one flat record for the agent."""
+SCHEMA = 3
+"""Version of `config.json`. Version 2 is translated; version 1, without a number, has one flat
+record for the agent and is only reported."""
 
 __all__ = [
     "CHECKPOINTS",
@@ -85,7 +86,7 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
             f"{path} has schema version {schema!r} and this version of spectral_bellman reads "
             f"version {SCHEMA}: update spectral_bellman, or leave the run out"
         )
-    return config
+    return config if schema == SCHEMA else upgraded(config, SCHEMA)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,47 @@ from spectral_bellman.agents.presets import agent_config, find_preset
 from spectral_bellman.disk import run_folder
 from spectral_bellman.environments.api import EnvironmentSpec, PlayProtocol
 from spectral_bellman.environments.catalogue import FAMILIES, family_of
+from spectral_bellman.networks.features import torso_for
 
+RECORDS = ("protocol", "host")
+"""Fields of ``TrainConfig`` whose settings some environments have, by their own flat names."""
 SCORED = 3
 """Evaluations in the last tenth of a run, which its score is the mean of."""
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Settings of runs whose environments step on the host."""
+
+    groups: int = 1
+    """Groups that the environments form; one chooses actions while others step."""
+    dispatch_steps: int = 0
+    """Gradient steps that are sent to the device at once; 0: all."""
+    replay_memory: Literal["device", "host"] = "device"
+    """Where the replay lies. Samples of host memory are transferred."""
+    checkpoint_replay: Literal["on", "off"] = "on"
+    """off leaves the replay out of checkpoints, and a resume fills it anew."""
+
+    def __post_init__(self) -> None:
+        choices.require_all(self, count=("groups",), not_negative=("dispatch_steps",))
+
+
+@dataclass(frozen=True)
+class EmulatorSettings(HostSettings):
+    """The same for emulators with threads of their own."""
+
+    cores: int = 0
+    """Cores to emulate on, divided among the seeds; every group uses them. 0: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices.require_all(self, not_negative=("cores",))
+
+
+def host_settings(spec_family: str) -> HostSettings:
+    """The settings that a family of host environments has."""
+    emulated = FAMILIES[spec_family].steps_beside_python
+    return EmulatorSettings() if emulated else HostSettings()
 
 
 @dataclass(frozen=True)
@@ -46,14 +84,6 @@ class TrainConfig:
     """Round t acts on the policy that round t − staleness published."""
     replay_capacity: int = 100_000
     """Transitions that the replay of each seed holds."""
-    groups: int = 1
-    """Environments on the host: groups that they form; one chooses actions while others step."""
-    cores: int = 0
-    """Atari: cores to emulate on, divided among the seeds; every group uses them. 0: all."""
-    dispatch_steps: int = 0
-    """Environments on the host: gradient steps that are sent to the device at once; 0: all."""
-    replay_memory: Literal["device", "host"] = "device"
-    """Environments on the host: where the replay lies. Samples of host memory are transferred."""
     log_frames: int = 0
     """Frames between log lines; 0: a hundred lines in the run."""
     eval_frames: int = 0
@@ -69,14 +99,14 @@ class TrainConfig:
     """Minutes between checkpoints; 0: one with every log line."""
     checkpoint_keep: int = 2
     """Checkpoints kept."""
-    checkpoint_replay: Literal["on", "off"] = "on"
-    """Environments on the host: off leaves out the replay, and a resume fills it anew."""
     tensorboard: bool = False
     """Write TensorBoard files too; needs the extra tensorboard."""
     wandb: str = ""
     """Log to this Weights & Biases project too; needs the extra wandb."""
     protocol: tyro.conf.Suppress[PlayProtocol | None] = None
     """How the games are played, for families with a choice."""
+    host: tyro.conf.Suppress[HostSettings | None] = None
+    """Settings of environments on the host; None for environments on the device."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The agent's settings."""
 
@@ -89,7 +119,6 @@ class TrainConfig:
                 "num_envs",
                 "round_steps",
                 "staleness",
-                "groups",
                 "replay_capacity",
                 "eval_episodes",
                 "score_episodes",
@@ -101,15 +130,18 @@ class TrainConfig:
                 "eval_frames",
                 "checkpoint_minutes",
                 "first_seed",
-                "cores",
-                "dispatch_steps",
             ),
         )
-        if self.num_envs % self.groups:
+        groups = self.on_host.groups
+        if self.num_envs % groups:
             raise ValueError(
-                f"--num-envs {self.num_envs} cannot be divided into --groups {self.groups} of one "
-                "size"
+                f"--num-envs {self.num_envs} cannot be divided into --groups {groups} of one size"
             )
+
+    @property
+    def on_host(self) -> HostSettings:
+        """The settings of environments on the host; the defaults for the device."""
+        return self.host or HostSettings()
 
     @property
     def frame_skip(self) -> int:
@@ -146,13 +178,22 @@ class TrainConfig:
     def score_rounds(self) -> frozenset[int]:
         """The rounds after which the policy is evaluated for its score: log lines, and the end."""
         early = [self.rounds * (30 - k) // 30 // self.log_rounds for k in range(1, SCORED)]
-        return frozenset({self.rounds, *(n * self.log_rounds for n in early if n)})
+        late = [n * self.log_rounds for n in early if self._scored(n * self.log_rounds)]
+        return frozenset({self.rounds, *late})
+
+    def _scored(self, number: int) -> bool:
+        """Whether a round is in the last tenth of the run."""
+        return 10 * number > 9 * self.rounds
 
     def episodes_at(self, number: int) -> int:
-        """Greedy episodes to play after ``number`` rounds; 0: no evaluation is due."""
+        """Greedy episodes to play after ``number`` rounds; 0: no evaluation is due.
+
+        In the last tenth only the evaluations of the score are due.
+        """
         if number in self.score_rounds:
             return self.score_episodes
-        return self.eval_episodes if number % self.eval_rounds == 0 else 0
+        due = number % self.eval_rounds == 0 and not self._scored(number)
+        return self.eval_episodes if due else 0
 
     @property
     def samples_per_step(self) -> float:
@@ -193,31 +234,63 @@ def configure(
     run_changes, agent_changes = family.suited(spec, run, choices.flat(agent), set(found.agent))
     agent = choices.suited(agent, agent_changes)
     run |= run_changes
-    config = TrainConfig(preset, spec.name, agent=agent, protocol=spec.protocol, **run)
-    return override(config, settings)
+    host = None if spec.device is not None else host_settings(spec.family)
+    config = TrainConfig(preset, spec.name, agent=agent, protocol=spec.protocol, host=host)
+    names = choices.flat(config)
+    config = override(config, {**{k: v for k, v in run.items() if k in names}, **settings})
+    if "hidden" in settings:
+        refuse_hidden(config.agent, spec)
+    return config
+
+
+def refuse_hidden(agent: AgentConfig, spec: EnvironmentSpec) -> None:
+    """Refuse --hidden where the network has no hidden layers of a chosen size."""
+    seen = getattr(spec.device, "observation", None)
+    torso = agent.network
+    if torso == "auto" and (seen is not None or spec.protocol is not None):
+        torso = "centred" if seen is None else torso_for(seen)
+    if torso not in ("auto", "mlp"):
+        raise ValueError(
+            f"--hidden has no use on {spec.name}: the torso is {torso}, and only --network mlp "
+            "has layers of a chosen size"
+        )
 
 
 def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     """The config with settings of the run, agent or protocol changed by their flat names."""
-    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", "protocol"}
-    games: set[str] = set()
-    if config.protocol is not None:
-        games = {f.name for f in dataclasses.fields(config.protocol)}  # type: ignore[arg-type]
-    known = {*own, *choices.flat(config.agent), *games, *choices.KINDS}
+    own = {f.name for f in dataclasses.fields(TrainConfig)} - {"agent", *RECORDS}
+    records: dict[str, Any] = {
+        name: record for name in RECORDS if (record := getattr(config, name)) is not None
+    }
+    inside = {
+        field.name: name for name, record in records.items() for field in dataclasses.fields(record)
+    }
+    known = {*own, *choices.flat(config.agent), *inside, *choices.KINDS}
     known |= {name for name in changes if choices.users(name)}
     for name in changes:
         if name not in known:
+            refuse_elsewhere(name, config)
             hint = did_you_mean(name, known)
             raise ValueError(f"there is no setting {name!r}" + (f"; {hint}" if hint else ""))
     agent = choices.override(
-        config.agent, {k: v for k, v in changes.items() if k not in own | games}
+        config.agent, {k: v for k, v in changes.items() if k not in own and k not in inside}
     )
-    protocol: Any = config.protocol
-    if chosen := games & set(changes):
-        new = {name: choices.checked(protocol, name, changes[name]) for name in chosen}
-        protocol = dataclasses.replace(protocol, **new)
+    for name, record in records.items():
+        new = {k: choices.checked(record, k, v) for k, v in changes.items() if inside.get(k) == name}
+        records[name] = dataclasses.replace(record, **new)
     mine = {k: choices.checked(config, k, v) for k, v in changes.items() if k in own}
-    return dataclasses.replace(config, agent=agent, protocol=protocol, **mine)
+    return dataclasses.replace(config, agent=agent, **records, **mine)
+
+
+def refuse_elsewhere(name: str, config: TrainConfig) -> None:
+    """Refuse a setting that only other environments have, and say which."""
+    for record, who in (
+        (HostSettings, "environments that step on the host, such as gym/ and atari/"),
+        (EmulatorSettings, "emulators (atari/)"),
+    ):
+        if name in {field.name for field in dataclasses.fields(record)}:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} has no use on {config.env}: it is a setting of {who}")
 
 
 def flat(config: TrainConfig) -> dict[str, Any]:
@@ -242,7 +315,14 @@ def read_config(folder: Path) -> TrainConfig:
     known = {f.name for f in dataclasses.fields(TrainConfig)}
     own = {name: value for name, value in content.items() if name in known}
     # An object of the user's has no family by its name, and the protocol of none.
-    default = TrainConfig("", "", protocol=family.protocol if own.get("protocol") else None)
+    host = own.get("host")
+    emulated = isinstance(host, Mapping) and "cores" in host
+    default = TrainConfig(
+        "",
+        "",
+        protocol=family.protocol if own.get("protocol") else None,
+        host=(EmulatorSettings() if emulated else HostSettings()) if host else None,
+    )
     try:
         return choices.from_json(default, own)
     except (ValueError, TypeError) as error:

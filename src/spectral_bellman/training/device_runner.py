@@ -160,7 +160,8 @@ class DeviceRunner:
         program = compiled_over_seeds(
             functools.partial(self._round, learning=learning),
             in_axes=(0, 0, 0, None),
-            donate=(0, 1, 2),
+            # With several policies each comes back in the place of another: see ``programs``.
+            donate=(0, 1, 2) if self.config.staleness == 1 else (0, 2),
         )
         return program.lower(*self.shapes(), jax.ShapeDtypeStruct((), jnp.int32))
 

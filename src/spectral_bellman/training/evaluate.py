@@ -44,12 +44,12 @@ def begin(
     agent: Agent[Any, Any, Any], environment: Environment, key: RandomKey, episodes: int
 ) -> Playing:
     """Episodes on the device that have just begun."""
-    reset_key, _ = jax.random.split(key)
+    reset_key, run_key = jax.random.split(key)
     states, observation = jax.vmap(environment.reset)(jax.random.split(reset_key, episodes))
     return Playing(
         time=jnp.int32(0),
         environments=states,
-        actor=agent.init_actor(episodes, reset_key),
+        actor=agent.init_actor(episodes, run_key),
         timestep=first_timestep(observation),
         returns=jnp.zeros(episodes),
         running=jnp.ones(episodes, bool),

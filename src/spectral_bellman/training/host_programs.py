@@ -48,16 +48,16 @@ class HostPrograms:
     ) -> None:
         """``shown``: what an environment returns; ``stack``: frames in an observation, or 0."""
         self.config, self.agent, self._shown, self._stack = config, agent, shown, stack
-        self._size = config.num_envs // config.groups
-        self._learner = Learner(agent, config.dispatch_steps, config.first_learning_round)
+        self._size = config.num_envs // config.on_host.groups
+        self._learner = Learner(agent, config.on_host.dispatch_steps, config.first_learning_round)
         self._extras = extras_of(agent)
         self.pieces = {
-            f"{side} {i}": Pieces(stage, config.dispatch_steps)
+            f"{side} {i}": Pieces(stage, config.on_host.dispatch_steps)
             for side, stages in self._learner.stages.items()
             for i, stage in enumerate(stages)
         }
         self.programs: dict[str, Future[Any]] = {}
-        self.host = jax.devices("cpu")[0] if config.replay_memory == "host" else None
+        self.host = jax.devices("cpu")[0] if config.on_host.replay_memory == "host" else None
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Run a program."""
@@ -156,7 +156,7 @@ class HostPrograms:
                 jnp.zeros(self._size),
                 jnp.zeros(self._size, jnp.int32),
             )
-            for group in range(self.config.groups)
+            for group in range(self.config.on_host.groups)
         )
         return HostState(learner, policies, jax.tree.map(jnp.copy, policies[-1]), actors)
 
@@ -199,7 +199,7 @@ class HostPrograms:
         flags = jax.ShapeDtypeStruct(blank.shape[:2], jnp.bool_)
         numbers = jax.ShapeDtypeStruct(flags.shape, jnp.float32)
         part = Part(buffer, actor.frame, blank, numbers, numbers, flags, flags)
-        parts = (part,) * config.groups
+        parts = (part,) * config.on_host.groups
         when = jax.ShapeDtypeStruct((3,), jnp.int32)
         one = (actor.frame, actor.first, actor.reward, actor.action)
         found: dict[str, Definition] = {

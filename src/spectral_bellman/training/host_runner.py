@@ -29,6 +29,7 @@ from spectral_bellman.training.evaluate import Played, play_on_host
 from spectral_bellman.training.host_programs import HostPrograms
 from spectral_bellman.training.learner import in_order
 from spectral_bellman.training.policies import Policies
+from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.tally import Tally
 
 IN_FLIGHT = 2
@@ -161,6 +162,8 @@ class HostRunner:
             self._learns_from = number + warm_up
             # Another run anyway: episodes begin anew, with seeds that no earlier one had.
             back = [a.submit(a.environments.reset, FRESH_BLOCKS + number) for a in self.actors]
+            tally = tallies.begin_episodes(self._learner.tally)
+            self._learner = self._learner._replace(tally=tally)
         else:
 
             def report(done: float) -> None:
@@ -191,7 +194,7 @@ class HostRunner:
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state: running episodes, a running evaluation."""
-        exact = self.config.checkpoint_replay == "on"
+        exact = self.config.on_host.checkpoint_replay == "on"
         evaluation = next(iter(self._evaluations), None)
         return {
             "round": self._number,
@@ -277,7 +280,7 @@ class HostRunner:
         if self.actors:
             return
         config, compiler = self.config, self._compiler
-        indices = np.arange(config.num_envs).reshape(config.groups, -1).tolist()
+        indices = np.arange(config.num_envs).reshape(config.on_host.groups, -1).tolist()
         blank = compiler.blank()
         for group, part in enumerate(indices):
             self.actors.append(

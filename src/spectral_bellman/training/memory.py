@@ -55,7 +55,7 @@ def estimate(runners: Any) -> Memory:
         working=working,
         process=process,
         aside=runners.host
-        and runners.runners[0].config.replay_memory == "host"
+        and runners.runners[0].config.on_host.replay_memory == "host"
         and jax.default_backend() != "cpu",
     )
 

@@ -79,11 +79,15 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
     emulators = (
         f", and opening {config.num_envs * config.seeds} emulators" if config.protocol else ""
     )
-    with console.status(f"compiling{emulators}"):
-        runners.prepare()
-        need = memory.estimate(runners)
-    memory.check(need, config)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with console.status(f"compiling{emulators}"):
+            runners.prepare()
+            need = memory.estimate(runners)
+        memory.check(need, config)
+        folder.mkdir(parents=True, exist_ok=True)
+    except BaseException:
+        runners.close()
+        raise
     with run_folder.lock(folder):
         log = _log(folder, config)
         _write_config(folder, config)
@@ -93,7 +97,7 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
             say(console, f"{config.env}: {config.protocol}; {learned} when learned from")
             kept = (
                 f"what is new of a replay of up to {memory.show(need.replay)}"
-                if config.checkpoint_replay == "on"
+                if config.on_host.checkpoint_replay == "on"
                 else "no replay"
             )
             say(
@@ -184,7 +188,7 @@ def build(config: TrainConfig, spec: EnvironmentSpec, opener: Opener | None = No
 
 def host_opener(config: TrainConfig, spec: EnvironmentSpec) -> Opener:
     """Opens environments on the host."""
-    threads = max(1, (config.cores or os.cpu_count() or 1) // config.seeds)
+    threads = max(1, (getattr(config.host, "cores", 0) or os.cpu_count() or 1) // config.seeds)
     played = spec.with_protocol(config.protocol)
 
     def opener(seed: int, indices: list[int], stream: int) -> VectorEnvironment:

@@ -26,7 +26,7 @@ def save(
     checkpoints = folder / CHECKPOINTS
     manifests: list[Any] = []
     written = 0
-    if runners.host and config.checkpoint_replay == "on":
+    if runners.host and config.on_host.checkpoint_replay == "on":
         for runner in runners.runners:
             saved = segments.save(_segments(folder, runner), number, runner.replay, runner.manifest)
             runner.manifest = saved.manifest

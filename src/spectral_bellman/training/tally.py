@@ -48,6 +48,14 @@ def init_tally(num_envs: int, terms: tuple[str, ...]) -> Tally:
     return jax.tree.map(jnp.copy, tally)
 
 
+def begin_episodes(tally: Tally) -> Tally:
+    """The tally with the episodes under way forgotten, because the environments begin new ones."""
+    return tally._replace(
+        running_return=jnp.zeros_like(tally.running_return),
+        running_length=jnp.zeros_like(tally.running_length),
+    )
+
+
 def reset_recent(tally: Tally, due: Bool[Array, ""]) -> Tally:
     """The tally with what was counted since the last log line set to zero, if one is due."""
     recent = (

@@ -80,6 +80,8 @@ class ExplorationConfig(Choice):
     """The settings of an exploration."""
 
     kind: ClassVar[str] = "exploration"
+    needs_features: ClassVar[bool] = False
+    """Whether it reads φ itself and not only Q = φᵀθ̂."""
 
     def build(self, setting: Setting) -> Exploration:
         """The functions."""
@@ -99,6 +101,7 @@ class PrecisionConfig(ExplorationConfig):
     default. Σ is then rebuilt so rarely that it costs at most a quarter of the learning.
     """
 
+    needs_features: ClassVar[bool] = True
     ridge: float = 0.1
     """λ of Σ."""
     precision_samples: int = 0
