@@ -43,9 +43,7 @@ def test_sbm_with_q_as_its_first_feature_is_the_linear_form(
         ("minatar/breakout", set()),
     ],
 )
-def test_version_2_had_settings_of_the_host_for_all_environments(
-    env: str, names: set[str]
-) -> None:
+def test_version_2_had_settings_of_the_host_for_all_environments(env: str, names: set[str]) -> None:
     before = {"schema": 2, "env": env, "groups": 2, "cores": 3, "replay_memory": "host", "seeds": 4}
     found = upgraded(before, 3)
     assert (found["schema"], found["seeds"]) == (3, 4)

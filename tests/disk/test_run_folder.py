@@ -37,7 +37,7 @@ def test_a_config_comes_back_with_its_version(tmp_path: Path) -> None:
         ("[]", r"config\.json: not a JSON object"),
         ({"env": "x"}, r'config\.json: no text under "preset"'),
         ({"preset": "dqn", "env": 3}, r'config\.json: no text under "env"'),
-        (CONFIG | {"schema": 3}, "schema version 3 .* reads version 2: update spectral_bellman"),
+        (CONFIG | {"schema": 4}, "schema version 4 .* reads version 3: update spectral_bellman"),
         (CONFIG | {"schema": "2"}, "schema version '2'"),
         (CONFIG | {"schema": True}, "schema version True"),
     ],

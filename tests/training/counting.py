@@ -215,7 +215,8 @@ class Programs(dict):
 
 def new_runner(world: World, *, background: bool = True, **changes) -> HostRunner:
     """A runner that shares its programs with the others; ``begin`` starts it."""
-    config = override(CONFIG, changes)
+    agent = changes.pop("agent", CONFIG.agent)
+    config = dataclasses.replace(override(CONFIG, changes), agent=agent)
 
     def build(observation: jax.ShapeDtypeStruct, num_actions: int) -> QAgent:
         return QAgent(config.agent, observation, num_actions)

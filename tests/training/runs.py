@@ -88,7 +88,7 @@ def shared_build(config, spec, opener=None):
         seeds=1,
         checkpoint_minutes=1.0,
         checkpoint_keep=1,
-        checkpoint_replay="on",
+        host=config.host and dataclasses.replace(config.host, checkpoint_replay="on"),
     )
     first = runners.runners[0]
     shared = _SHARED.setdefault((spec.name, kind), first._compiler if runners.host else first)

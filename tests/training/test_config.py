@@ -95,7 +95,11 @@ def test_a_setting_that_cannot_be_is_refused_with_a_word_on_why(preset, changes,
             "--num-envs 3 cannot be divided into --groups 2",
         ),
         ("gym/CartPole-v1", {"cores": 2}, r"--cores has no use on gym/.*emulators \(atari/\)"),
-        ("minatar/breakout", {"hidden": (3,)}, "--hidden has no use on minatar/breakout: .*minatar"),
+        (
+            "minatar/breakout",
+            {"hidden": (3,)},
+            "--hidden has no use on minatar/breakout: .*minatar",
+        ),
         ("atari/pong", {"hidden": (3,)}, "--hidden has no use on atari/pong: the torso is centred"),
     ],
 )

@@ -51,7 +51,6 @@ PAPER: dict[str, Any] = {
     "feature_orthogonality": 1.0,
     "param_orthogonality": 1e-3,
     "warmup_steps": 20_000,
-    "epsilon_steps": 250_000,
 }
 
 # MinAtar: numbers for presets with a learned θ̃, and for the linear ones.

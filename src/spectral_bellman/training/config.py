@@ -276,7 +276,9 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         config.agent, {k: v for k, v in changes.items() if k not in own and k not in inside}
     )
     for name, record in records.items():
-        new = {k: choices.checked(record, k, v) for k, v in changes.items() if inside.get(k) == name}
+        new = {
+            k: choices.checked(record, k, v) for k, v in changes.items() if inside.get(k) == name
+        }
         records[name] = dataclasses.replace(record, **new)
     mine = {k: choices.checked(config, k, v) for k, v in changes.items() if k in own}
     return dataclasses.replace(config, agent=agent, **records, **mine)
