@@ -246,7 +246,7 @@ def configure(
 def refuse_hidden(agent: AgentConfig, spec: EnvironmentSpec) -> None:
     """Refuse --hidden where the network has no hidden layers of a chosen size."""
     seen = getattr(spec.device, "observation", None)
-    torso = agent.network
+    torso: str = agent.network
     if torso == "auto" and (seen is not None or spec.protocol is not None):
         torso = "centred" if seen is None else torso_for(seen)
     if torso not in ("auto", "mlp"):

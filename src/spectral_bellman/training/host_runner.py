@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from spectral_bellman.agents.api import Agent
 from spectral_bellman.environments.api import EVALUATION, VectorEnvironment
 from spectral_bellman.replay import Ring
+from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import HostActor, HostActorState, Part
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.device_runner import LearnerState
@@ -29,7 +30,6 @@ from spectral_bellman.training.evaluate import Played, play_on_host
 from spectral_bellman.training.host_programs import HostPrograms
 from spectral_bellman.training.learner import in_order
 from spectral_bellman.training.policies import Policies
-from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.tally import Tally
 
 IN_FLIGHT = 2
@@ -85,6 +85,7 @@ class HostRunner:
         self._evaluation_environments: dict[int, VectorEnvironment] = {}
         """By their number."""
         self._learns_from = 0
+        self._learner: LearnerState
         self.waited = 0.0
         """Seconds that learning has waited for the environments."""
 
