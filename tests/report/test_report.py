@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from spectral_bellman.disk.archive import add_runs
 from spectral_bellman.report.groups import Group
 from spectral_bellman.report.report import report, summarise
 from spectral_bellman.report.runs import Run
@@ -111,6 +112,12 @@ def test_where_a_report_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {path.parent for path in report([tmp_path / "runs"], None, Console(quiet=True))} == {
         first
     }
+    files = {name: (first / name).read_bytes() for name in ("config.json", "metrics.jsonl")}
+    add_runs(tmp_path / "kept" / "runs.zip", {"a": files})
+    assert {path.parent for path in report([tmp_path / "kept"], None, Console(quiet=True))} == {
+        Path("out/report")
+    }
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["runs.zip"]
     save(make([[1.0]], preset="ts"), tmp_path / "runs" / "b")
     assert {path.parent for path in report([tmp_path / "runs"], None, Console(quiet=True))} == {
         Path("out/report")

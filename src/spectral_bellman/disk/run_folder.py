@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from spectral_bellman.disk.archive import read_file
 from spectral_bellman.disk.migrate import OldRun, migrated
 from spectral_bellman.disk.provenance import write_json
 
@@ -47,7 +48,7 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
     """The content of `config.json`, checked as far as every reader needs it.
 
     Args:
-      folder: the folder of the run.
+      folder: the folder of the run, or its path in an archive.
       migrate: translate the config of an older version, which is enough for a report. An older
         run cannot be resumed.
 
@@ -59,11 +60,13 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
     path = folder / CONFIG
     cure = "restore the file or leave the run out"
     try:
-        config = json.loads(path.read_bytes())
+        content = read_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no {CONFIG} in {folder}; give the folder that a training run wrote"
         ) from None
+    try:
+        config = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}); {cure}") from error
     if not isinstance(config, dict):

@@ -1,6 +1,5 @@
 """Runs compared: tables of final scores and figures of curves, as files and as one HTML page."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.report import aggregate
 from spectral_bellman.report.curves import curves_figure, diagnostics_figure, games_figure
 from spectral_bellman.report.deep_sea import deep_sea_figure, deep_sea_table
+from spectral_bellman.report.figures import to_png
 from spectral_bellman.report.groups import Group, group_runs
 from spectral_bellman.report.page import page
 from spectral_bellman.report.runs import find_runs, load_run
@@ -44,9 +44,9 @@ def report(
     """Print the tables, and write them with the figures and the numbers.
 
     Args:
-      folders: runs, or folders above them.
-      out: where the files go; by default the folder of the run if there is only one, else
-        `out/report`.
+      folders: runs, or folders or archives with runs.
+      out: where the files go; by default the folder of the run if there is only one and it is not
+        in an archive, else `out/report`.
       console: where the tables are printed.
       rows: the name that each preset's row has in the paper's tables.
 
@@ -60,12 +60,13 @@ def report(
         tables, drawn = _contents(groups, summaries, rows)
     facts = provenance()
     if out is None:
-        out = paths[0] if len(paths) == 1 else Path("out") / "report"
+        alone = len(paths) == 1 and paths[0].is_dir()
+        out = paths[0] if alone else Path("out") / "report"
     out.mkdir(parents=True, exist_ok=True)
     pictures, written = {}, []
     for name, (caption, figure) in drawn.items():
         if figure is not None:
-            pictures[caption] = _png(figure)
+            pictures[caption] = to_png(figure)
             (out / name).write_bytes(pictures[caption])
             written.append(out / name)
     origin = {**facts, "runs": [str(path) for path in paths]}
@@ -151,12 +152,6 @@ def _contents(
         "curves.png": ("Each environment", curves_figure(groups)),
         "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
     }
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png")
-    return file.getvalue()
 
 
 def _number(value: float | np.ndarray) -> float | None:
