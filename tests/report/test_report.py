@@ -74,6 +74,16 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
         f"- {GREEDY_NOTE}",
         f"- {TRAINING_NOTE}",
         "- [ ]: 95% bootstrap interval over seeds",
+        "",
+        "## Where the runs come from",
+        "",
+        "| agent | environments | seeds | commit | hardware |",
+        "| --- | --- | --- | --- | --- |",
+        "| dqn | 1 | 0 | not known | not known |",
+        "| ts | 1 | 0–1 | not known | not known |",
+        "",
+        "- commit: of the source; + stands for changed files",
+        "- commands: in each config.json",
     ]
     assert "breakout & ts & 2 & 20 & 1 $\\times$ 10 episodes & 13 [12, 14]" in (
         tmp_path / "out" / "tables.tex"

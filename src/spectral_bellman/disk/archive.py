@@ -6,6 +6,7 @@ reads the files of such a run. Nothing is extracted to the disk.
 """
 
 import contextlib
+import errno
 import os
 import struct
 import zipfile
@@ -129,7 +130,10 @@ def _opened(archive: Path) -> Iterator[_Members]:
             yield _Members(archive, file)
     except Unreadable:
         raise
-    except DAMAGE as error:
+    except (*DAMAGE, OSError) as error:
+        # Seeking to a place that cannot be is an invalid argument; a missing file stays missing.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise Unreadable(f"{archive} is damaged ({error}): {CURE}") from error
 
 

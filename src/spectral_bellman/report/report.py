@@ -15,6 +15,7 @@ from spectral_bellman.report.curves import curves_figure, diagnostics_figure, ga
 from spectral_bellman.report.deep_sea import deep_sea_figure, deep_sea_table
 from spectral_bellman.report.figures import to_png
 from spectral_bellman.report.groups import Group, group_runs
+from spectral_bellman.report.origin import origin_table
 from spectral_bellman.report.page import page
 from spectral_bellman.report.runs import find_runs, load_run
 from spectral_bellman.report.scoring import TRAINING
@@ -145,7 +146,7 @@ def _contents(
         tables.append(aggregate.games_table(comparison))
     deep_sea = deep_sea_table(groups)
     tables += [deep_sea] if deep_sea else []
-    tables.append(scores_table(summaries))
+    tables += [scores_table(summaries), origin_table(groups)]
     return tables, {
         "games.png": ("Over all games", games_figure(found)),
         "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups)),
