@@ -113,8 +113,8 @@ class _Members:
         try:
             member = self._file.getinfo(name)
         except KeyError:
-            run, _, file = name.partition("/")
-            raise FileNotFoundError(f"no {file} of {run} in {self._archive}") from None
+            run, _, wanted = name.partition("/")
+            raise FileNotFoundError(f"no {wanted} of {run} in {self._archive}") from None
         with self._file.open(member) as file:
             # With a number, no more than so many bytes are decompressed, whatever the file holds.
             data = file.read(member.file_size + 1)

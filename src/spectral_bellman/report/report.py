@@ -58,7 +58,7 @@ def report(
     groups = _groups(paths, console)
     summaries = [summarise(group) for group in groups]
     with console.status("intervals"):
-        tables, drawn = _contents(groups, summaries, rows)
+        tables, drawn = tables_of(groups, summaries, rows), _figures(groups)
     facts = provenance()
     if out is None:
         alone = len(paths) == 1 and paths[0].is_dir()
@@ -135,20 +135,23 @@ def _groups(paths: Sequence[Path], console: Console) -> list[Group]:
     return groups
 
 
-def _contents(
+def tables_of(
     groups: Sequence[Group], summaries: Sequence[Mapping[str, Any]], rows: Mapping[str, str]
-) -> tuple[list[Table], dict[str, tuple[str, Figure | None]]]:
-    """The tables, and the figures by file name with their captions."""
-    found = aggregate.comparisons(groups)
+) -> list[Table]:
+    """The tables of a report, the ones over several environments first."""
     tables = []
-    for comparison in found:
+    for comparison in aggregate.comparisons(groups):
         tables.append(aggregate.aggregate_table(comparison, rows))
         tables.append(aggregate.games_table(comparison))
     deep_sea = deep_sea_table(groups)
     tables += [deep_sea] if deep_sea else []
-    tables += [scores_table(summaries), origin_table(groups)]
-    return tables, {
-        "games.png": ("Over all games", games_figure(found)),
+    return [*tables, scores_table(summaries), origin_table(groups)]
+
+
+def _figures(groups: Sequence[Group]) -> dict[str, tuple[str, Figure | None]]:
+    """The figures by file name, with their captions."""
+    return {
+        "games.png": ("Over all games", games_figure(aggregate.comparisons(groups))),
         "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups)),
         "curves.png": ("Each environment", curves_figure(groups)),
         "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
