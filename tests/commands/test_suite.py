@@ -163,6 +163,14 @@ def test_a_damaged_archive_stops_a_suite(folders):
     with pytest.raises(Unreadable, match="damaged"):
         keep_finished(out, keep)
     assert (keep / "runs.zip").read_bytes() == b"?"
+    # Damage to the config of one run: it must not count as a run that is missing.
+    (keep / "runs.zip").unlink()
+    keep_finished(out, keep)
+    damaged = bytearray((keep / "runs.zip").read_bytes())
+    damaged[40 + len("a/config.json")] ^= 255
+    (keep / "runs.zip").write_bytes(damaged)
+    with pytest.raises(Unreadable, match=r"keep/runs\.zip is damaged"):
+        plan(TINY, out / "new", keep)
 
 
 @pytest.mark.parametrize("change", [change for change, _ in OTHER])
