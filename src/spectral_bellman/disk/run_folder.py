@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from spectral_bellman.disk.archive import read_file
+from spectral_bellman.disk.archive import is_archive, read_file
 from spectral_bellman.disk.migrate import OldRun, migrated
 from spectral_bellman.disk.provenance import write_json
 
@@ -100,7 +100,13 @@ def lock(folder: Path) -> Iterator[None]:
 
     Raises:
       FileExistsError: another process holds the lock.
+      NotADirectoryError: the run is in an archive.
     """
+    if is_archive(folder.parent):
+        raise NotADirectoryError(
+            f"{folder} is in an archive, which keeps no checkpoints: sbm report reads it, and "
+            "sbm train can make the run again"
+        )
     try:
         import fcntl
     except ImportError:
