@@ -19,6 +19,11 @@ def test_tabular_writes_the_figure_and_how_to_have_it_again(
 ) -> None:
     monkeypatch.setattr(study, "RANKS", {study.AGGREGATED: (6,), study.GENERIC: (21,)})
     sbm(monkeypatch, "tabular", "--out", str(tmp_path), "--seeds", "1")
+    lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "## Inherent Bellman error / D, state aggregation: median of 1 (largest)"
+    assert lines[2] == "| rank | spectral | Laplacian | random |"
+    assert lines[4].startswith("| 6 | ")
+    assert len(lines) == 2 * 5 + 1
     assert (tmp_path / "tabular.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["provenance"]["command"] == f"sbm tabular --out {tmp_path} --seeds 1"

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -13,13 +14,15 @@ from rich.console import Console
 from spectral_bellman.commands import suite as suites
 from spectral_bellman.commands.suite import keep_finished, plan, suite
 from spectral_bellman.commands.suites import SUITES, Block, Suite
+from spectral_bellman.disk.archive import Unreadable
 from spectral_bellman.disk.run_folder import write_config
-from spectral_bellman.report.runs import load_run
+from spectral_bellman.report.runs import find_runs, load_run
 from spectral_bellman.training.config import override, to_json
 
 RESULTS = Path(__file__).parents[2] / "results"
 SHORT = {"frames": 30, "eval_episodes": 1, "score_episodes": 1, "hidden": (8,)}
-TINY = Suite("a test", (Block(("dqn", "sbm-dqn-ts"), ("deep_sea/3",), 3, {"frames": 90}),))
+BLOCK = Block(("dqn", "sbm-dqn-ts"), ("deep_sea/3",), 3, {"frames": 90})
+TINY = Suite("a test", (BLOCK,), table="small")
 
 
 def names(wanted, out, keep):
@@ -31,8 +34,9 @@ def pretend(folder, config, *, finished=True, returns=(0.0,)):
     folder.mkdir(parents=True)
     write_config(folder, to_json(config))
     seeds = range(config.first_seed, config.first_seed + config.seeds)
+    last = config.frames - len(returns) + 1 if finished else 1
     lines = [
-        {"seed": s, "frames": i + 1, "return": value}
+        {"seed": s, "frames": last + i, "return": value}
         for i, value in enumerate(returns)
         for s in seeds
     ]
@@ -57,7 +61,7 @@ def test_every_suite_can_be_planned(name, folders, monkeypatch):
     if name == "atari-55":
         block = wanted.blocks[0]
         assert (len(block.presets), len(block.envs), block.seeds) == (8, 55, 10)
-        wanted = Suite("", (block._replace(envs=block.envs[:2]),))
+        wanted = Suite("", (block._replace(envs=block.envs[:2]),), table="")
     planned = names(wanted, *folders)
     assert len(planned) == len(set(planned)) > 0
 
@@ -95,13 +99,78 @@ def test_what_is_kept_counts_for_its_suite(name, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where they were made
     wanted = list(suites._configs(SUITES[name]))
     counted = []
-    for folder, config in suites._readable(RESULTS / name):
+    presets = {preset for block in SUITES[name].blocks for preset in block.presets}
+    for config, run in suites._readable(RESULTS / SUITES[name].table):
+        if config.preset not in presets:
+            continue  # of another suite in the same table
         counts = any(suites._alike(one, config) and config.frames >= one.frames for one in wanted)
         # A run that counts no more says by its name which settings it has.
-        assert counts or ("=" in folder.name and folder.name == suites._name(config)), folder.name
+        kept = run.folder.name
+        assert counts or ("=" in kept and kept == suites._name(config)), kept
         counted.append(counts)
     # The runs of the published agents are to be made again, with the settings of today.
     assert any(counted) or name in ("dqn-minatar", "dqn-dopamine")
+
+
+def test_a_kept_run_that_was_stopped_does_not_count_and_is_replaced(folders):
+    out, keep = folders
+    job = plan(TINY, out, keep)[0][0]
+    pretend(keep / "x" / job.name, job.config)
+    log = keep / "x" / job.name / "metrics.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole.replace(b'"frames": 90', b'"frames": 80'))
+    jobs, finished = plan(TINY, out, keep)
+    assert (jobs[0].name, finished) == (job.name, 0)
+    log.write_bytes(whole)
+    jobs, finished = plan(TINY, out, keep)
+    assert (job.name in [j.name for j in jobs], finished) == (False, 1)
+
+
+def test_what_is_kept_in_the_archive_counts_and_stays_when_more_is_kept(folders):
+    out, keep = folders
+    first, second = plan(TINY, out, keep)[0]
+    pretend(out / first.name, first.config)
+    keep_finished(out, keep)
+    assert plan(TINY, out, keep)[1] == 1
+    before = (keep / "runs.zip").read_bytes()
+    keep_finished(out, keep)
+    assert (keep / "runs.zip").read_bytes() == before
+    shutil.rmtree(out)
+    pretend(out / second.name, second.config, returns=[1.0, 2.0])
+    keep_finished(out, keep)
+    assert plan(TINY, out, keep) == ([], 2)
+    assert [run.name for run in find_runs([keep])] == [first.name, second.name]
+    assert load_run(keep / "runs.zip" / second.name).records[-1]["return"] == 2
+
+
+def test_runs_of_another_suite_in_the_same_table_are_not_counted(folders):
+    out, keep = folders
+    for job in plan(TINY, out, keep)[0]:
+        pretend(out / job.name, job.config)
+    keep_finished(out, keep)
+    alone = TINY._replace(blocks=(BLOCK._replace(presets=("dqn",)),))
+    assert plan(alone, out, keep) == ([], 1)
+
+
+def test_a_damaged_archive_stops_a_suite(folders):
+    out, keep = folders
+    keep.mkdir()
+    (keep / "runs.zip").write_bytes(b"?")
+    with pytest.raises(Unreadable, match=r"keep/runs\.zip is damaged .*restore the file"):
+        plan(TINY, out, keep)
+    config = dataclasses.replace(plan(TINY, out, out)[0][0].config)
+    pretend(out / "a", config)
+    with pytest.raises(Unreadable, match="damaged"):
+        keep_finished(out, keep)
+    assert (keep / "runs.zip").read_bytes() == b"?"
+    # Damage to the config of one run: it must not count as a run that is missing.
+    (keep / "runs.zip").unlink()
+    keep_finished(out, keep)
+    damaged = bytearray((keep / "runs.zip").read_bytes())
+    damaged[40 + len("a/config.json")] ^= 255
+    (keep / "runs.zip").write_bytes(damaged)
+    with pytest.raises(Unreadable, match=r"keep/runs\.zip is damaged"):
+        plan(TINY, out / "new", keep)
 
 
 @pytest.mark.parametrize("change", [change for change, _ in OTHER])
@@ -180,16 +249,16 @@ def test_a_thinned_log_has_the_last_point_and_every_evaluation(folders):
     with (out / "a" / "metrics.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps({"seed": 0, "frames": 7, "eval_return": 0.123456789}) + "\n")
     keep_finished(out, keep)
-    run = load_run(keep / "a")
+    run = load_run(keep / "runs.zip" / "a")
     assert suites.KEPT_POINTS / 2 < len(run.records) / config.seeds <= suites.KEPT_POINTS + 1
-    assert {"seed": 2, "frames": 1_000, "return": 333} in run.records
+    assert {"seed": 2, "frames": 90, "return": 333} in run.records
     assert run.records[-1] == {"seed": 0, "frames": 7, "eval_return": 0.12346}
     assert run.config == json.loads((out / "a" / "config.json").read_bytes())
 
 
 def test_a_suite_runs_stops_goes_on_and_is_done(folders, monkeypatch):
     out, keep = folders
-    wanted = Suite("a test", (Block(("dqn",), ("deep_sea/3",), 2, SHORT),))
+    wanted = Suite("a test", (Block(("dqn",), ("deep_sea/3",), 2, SHORT),), table="small")
     monkeypatch.setitem(SUITES, "tiny", wanted)
     console = Console(file=io.StringIO(), width=300)
     # No time at all: stopped as soon as it is begun.
@@ -197,7 +266,8 @@ def test_a_suite_runs_stops_goes_on_and_is_done(folders, monkeypatch):
     assert "1 runs are not finished, nothing is lost" in console.file.getvalue()
     suite("tiny", out, keep, 0.0, 1, False, console)
     assert "1 of 1 runs finished" in console.file.getvalue()
-    (kept,) = (keep / "tiny").iterdir()
+    (kept,) = find_runs([keep / "small"])
+    assert kept.parent == keep / "small" / "runs.zip"
     assert kept.name == "dqn-hidden=(8,)-deep_sea-3-seed-0-1"
     run = load_run(kept)
     assert run.seeds == [0, 1]

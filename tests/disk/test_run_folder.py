@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spectral_bellman.disk import run_folder
+from spectral_bellman.disk.archive import add_runs
 from spectral_bellman.disk.migrate import BEFORE
 from spectral_bellman.disk.run_folder import OldRun, lock, read_config, write_config
 
@@ -113,3 +114,12 @@ def test_without_fcntl_there_is_no_lock(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fcntl_is_not_imported_with_the_module() -> None:
     code = "import sys; sys.modules['fcntl'] = None; import spectral_bellman.disk.run_folder"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_archived_run_cannot_be_written(tmp_path: Path) -> None:
+    add_runs(tmp_path / "runs.zip", {"a": {"config.json": b"{}"}})
+    with (
+        pytest.raises(NotADirectoryError, match=r"runs\.zip/a is in an archive.*sbm report"),
+        lock(tmp_path / "runs.zip" / "a"),
+    ):
+        pass

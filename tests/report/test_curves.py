@@ -6,6 +6,7 @@ import numpy as np
 
 from spectral_bellman.report.aggregate import comparisons
 from spectral_bellman.report.curves import curves_figure, diagnostics_figure, games_figure
+from spectral_bellman.report.figures import CHOSEN
 from spectral_bellman.report.groups import group_runs
 
 from .made import lines, make, panels
@@ -31,36 +32,66 @@ def test_curves_hold_the_mean_the_band_and_the_seeds() -> None:
 
 def test_evaluations_have_panels_beside_and_frames_their_unit() -> None:
     runs = [
-        make([[1.0, 2.0]], eval_return=[[..., 5.0]]),
+        make([[1.0, 2.0, 3.0, 4.0]], eval_return=[[..., 5.0, 6.0, 7.0]]),
+        make([[1.0, 2.0]], env="gym/x", eval_return=[[5.0, 6.0]]),
         make([[3.0, 4.0]], env="atari/Pong", preset="ts"),
     ]
     drawn = panels(curves_figure(group_runs(runs)))
     assert list(drawn) == [
-        (env, what)
-        for env in ("atari/Pong", "minatar/breakout")
-        for what in ("training return", "greedy return")
-    ]
-    assert lines(drawn["minatar/breakout", "greedy return"])["dqn"].tolist() == [[20, 5]]
+        ("atari/Pong", "training return"),
+        ("gym/x", "training return"),
+        ("minatar/breakout", "training return"),
+        ("minatar/breakout", "greedy return"),
+    ], "two evaluations are no curve"
+    evaluated = lines(drawn["minatar/breakout", "greedy return"])["dqn"]
+    assert evaluated.tolist() == [[20, 5], [30, 6], [40, 7]]
     assert lines(drawn["atari/Pong", "training return"])["ts"].tolist() == [[10, 3], [20, 4]]
-    assert not drawn["atari/Pong", "greedy return"].lines
     assert drawn["atari/Pong", "training return"].get_xlabel() == "frames (4 per agent step)"
     assert drawn["minatar/breakout", "training return"].get_xlabel() == "frames (= agent steps)"
 
 
 def test_many_environments_share_rows() -> None:
-    runs = [make([[1.0]], env=f"gym/{name}", eval_return=[[2.0]]) for name in "abcd"]
+    three = [[1.0, 2.0, 3.0]]
+    runs = [make(three, env=f"gym/{name}", eval_return=three) for name in "abcd"]
     for count, columns in ((3, 2), (4, 4)):
         figure = curves_figure(group_runs(runs[:count]))
         assert figure.axes[0].get_gridspec().ncols == columns
         assert len(panels(figure)) == 2 * count
 
 
+def test_both_panels_of_an_environment_stay_in_one_row() -> None:
+    three = [[1.0, 2.0, 3.0]]
+    runs = [make(three, env=f"gym/{name}", eval_return=three) for name in "bcd"]
+    figure = curves_figure(group_runs([make(three, env="gym/a"), *runs]))
+    rows = [[title for title, _ in row] for row in _in_rows(figure)]
+    assert rows == [["gym/a", "gym/b", "gym/b"], ["gym/c", "gym/c", "gym/d", "gym/d"]]
+
+
+def _in_rows(figure: Any) -> list[list[tuple[str, str]]]:
+    rows: dict[int, list[tuple[str, str]]] = {}
+    for name, panel in panels(figure).items():
+        rows.setdefault(panel.get_subplotspec().rowspan.start, []).append(name)
+    return list(rows.values())
+
+
+def test_a_panel_has_the_baseline_and_the_best_and_the_legend_says_so() -> None:
+    runs = [make([[float(i)]], preset=f"agent-{i}") for i in range(7)]
+    groups = group_runs([*runs, make([[-1.0]])])
+    figure = curves_figure(groups)
+    (panel,) = panels(figure).values()
+    assert sorted(lines(panel)) == [*(f"agent-{i}" for i in range(2, 7)), "dqn"]
+    (legend,) = figure.legends
+    assert CHOSEN in legend.get_title().get_text()
+    assert {text.get_text() for text in legend.get_texts()} == set(lines(panel))
+    few = curves_figure(group_runs(runs[:6]))
+    assert CHOSEN not in few.legends[0].get_title().get_text()
+
+
 def test_an_agent_has_one_colour_and_the_legend_shows_it() -> None:
     runs = [
         make([[1.0, 2.0]], env=env, preset=f"agent-{i}")
-        for env in ("gym/x", "gym/y")
-        for i in range(9)
-        if (env, i) != ("gym/x", 0)
+        for env, agents in (("gym/x", range(4, 9)), ("gym/y", range(5)))
+        for i in agents
     ]
     figure = curves_figure(group_runs(runs))
     shown = {

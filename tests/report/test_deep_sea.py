@@ -14,6 +14,7 @@ from spectral_bellman.report.deep_sea import (
     deep_sea_table,
     episodes_to_solve,
 )
+from spectral_bellman.report.figures import LOOKS
 from spectral_bellman.report.groups import group_runs
 from spectral_bellman.report.runs import Run
 from spectral_bellman.report.tables import Cell
@@ -91,7 +92,17 @@ def test_the_table_and_the_figure(tmp_path):
         for line in panel.lines
         if not line.get_label().startswith("_")
     }
-    assert lines == {"dqn": [[10, 10], [20, 10]], "dqn-ts": []}
+    # Beside each other by a fiftieth of the axis at most.
+    assert {name: np.round(line).astype(int).tolist() for name, line in lines.items()} == {
+        "dqn": [[10, 10], [20, 10]],
+        "dqn-ts": [],
+    }
+    (cross,) = [line for line in panel.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    (border,) = [line.get_ydata()[0] for line in panel.lines if len(set(line.get_ydata())) == 1
+                 and line.get_marker() == "None"]  # fmt: skip
+    assert round(float(cross.get_xdata()[0])) == 10
+    assert cross.get_ydata()[0] > border > 10, "unsolved, above all that was solved"
+    assert cross.get_color() == LOOKS["dqn-ts"][0]
     unsolved = [group for group in groups if group.agent == "dqn-ts"]
     assert deep_sea_figure(unsolved) is None
     others = group_runs([make([[1.0]])])
@@ -118,7 +129,7 @@ def test_an_unsolved_seed_counts_as_infinity_in_the_median(tmp_path):
     assert cells["dqn"].text == f"{max(solved)} (3 of 5)"
     assert cells["dqn-ts"] == Cell("not solved (2 of 4)", np.inf)
     (panel,) = deep_sea_figure(groups).axes
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in panel.lines}
+    drawn = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
     assert (drawn["dqn"], drawn["dqn-ts"]) == ([max(solved)], [])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from spectral_bellman.disk.archive import add_runs
 from spectral_bellman.report.groups import Group
 from spectral_bellman.report.report import report, summarise
 from spectral_bellman.report.runs import Run
@@ -73,6 +74,16 @@ def test_a_report_from_end_to_end(tmp_path: Path) -> None:
         f"- {GREEDY_NOTE}",
         f"- {TRAINING_NOTE}",
         "- [ ]: 95% bootstrap interval over seeds",
+        "",
+        "## Where the runs come from",
+        "",
+        "| agent | environments | seeds | commit | hardware |",
+        "| --- | --- | --- | --- | --- |",
+        "| dqn | 1 | 0 | not known | not known |",
+        "| ts | 1 | 0–1 | not known | not known |",
+        "",
+        "- commit: of the source; + stands for changed files",
+        "- commands: in each config.json",
     ]
     assert "breakout & ts & 2 & 20 & 1 $\\times$ 10 episodes & 13 [12, 14]" in (
         tmp_path / "out" / "tables.tex"
@@ -111,6 +122,12 @@ def test_where_a_report_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {path.parent for path in report([tmp_path / "runs"], None, Console(quiet=True))} == {
         first
     }
+    files = {name: (first / name).read_bytes() for name in ("config.json", "metrics.jsonl")}
+    add_runs(tmp_path / "kept" / "runs.zip", {"a": files})
+    assert {path.parent for path in report([tmp_path / "kept"], None, Console(quiet=True))} == {
+        Path("out/report")
+    }
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["runs.zip"]
     save(make([[1.0]], preset="ts"), tmp_path / "runs" / "b")
     assert {path.parent for path in report([tmp_path / "runs"], None, Console(quiet=True))} == {
         Path("out/report")

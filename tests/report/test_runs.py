@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spectral_bellman.disk.archive import add_runs
 from spectral_bellman.report.runs import find_runs, load_run, series
 
 CONFIG = {"schema": 2, "preset": "dqn", "env": "minatar/breakout", "agent": {}}
@@ -134,3 +135,40 @@ def test_a_null_return_keeps_the_last_and_other_nulls_do_not(tmp_path: Path) -> 
     np.testing.assert_array_equal(
         series(run, "loss")[1], [[np.nan, 1, np.nan, np.nan, 4], [2, np.nan, 3, np.nan, np.nan]]
     )
+
+
+def test_runs_in_an_archive_are_found_and_read_as_in_folders(tmp_path: Path) -> None:
+    text = line(3, 10, loss=1.5)
+    folder = write(tmp_path / "table" / "b", text)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    archive = tmp_path / "table" / "runs.zip"
+    add_runs(archive, {"a": files, "c": {"config.json": b"{}"}})
+    assert find_runs([tmp_path]) == [folder, archive / "a"]
+    assert find_runs([archive]) == find_runs([archive / "a", archive]) == [archive / "a"]
+    run = load_run(archive / "a")
+    assert (run.config, run.records) == (load_run(folder).config, load_run(folder).records)
+    assert run.folder == archive / "a"
+    other = archive.rename(tmp_path / "table" / "mine.zip")
+    assert find_runs([tmp_path]) == [folder], "only runs.zip is looked for"
+    assert find_runs([other]) == [other / "a"]
+
+
+def test_errors_in_an_archive_name_it(tmp_path: Path) -> None:
+    archive = tmp_path / "runs.zip"
+    add_runs(archive, {"c": {"config.json": b"{}"}})
+    with pytest.raises(FileNotFoundError, match=r"no run .* at or below .*runs\.zip"):
+        find_runs([archive])
+    with pytest.raises(FileNotFoundError, match=r"no folder .*runs\.zip/absent"):
+        find_runs([archive / "absent"])
+    with pytest.raises(FileNotFoundError, match=r"no config\.json in .*runs\.zip/absent"):
+        load_run(archive / "absent")
+    config = json.dumps(CONFIG).encode()
+    add_runs(archive, {"c": {"config.json": config}})
+    with pytest.raises(FileNotFoundError, match=r"no metrics\.jsonl in .*runs\.zip/c"):
+        load_run(archive / "c")
+    add_runs(archive, {"c": {"config.json": config, "metrics.jsonl": b"[]\n"}})
+    with pytest.raises(ValueError, match=r"runs\.zip/c/metrics\.jsonl:1: not a JSON object"):
+        load_run(archive / "c")
+    archive.write_bytes(archive.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"runs\.zip is damaged .*: restore the file"):
+        find_runs([tmp_path])

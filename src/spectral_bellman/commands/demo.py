@@ -9,11 +9,14 @@ from rich.table import Table
 
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.deep_sea import DeepSea
+from spectral_bellman.report.figures import styles, to_png
 from spectral_bellman.report.runs import load_run, series
 from spectral_bellman.training import train
 
 SIZE = 10
 AGENTS = {"sbm-dqn-ts": {"exploration": "propagated"}, "dqn": {}}
+LABELS = {"sbm-dqn-ts": "sbm-dqn-ts (exploration=propagated)", "dqn": "dqn"}
+"""The agents' names in figures."""
 WINDOW = 20
 """Solved: the treasure was found in at least half of this many episodes in a row."""
 
@@ -83,7 +86,7 @@ def demo(out: Path, episodes: int, seeds: int, console: Console) -> dict[str, li
         if better
         else "No difference this time: sbm-dqn-ts did not do better than dqn."
     )
-    _figure(returns, optimal).savefig(out / "demo.png", dpi=150)
+    (out / "demo.png").write_bytes(to_png(_figure(returns, optimal)))
     write_json(
         out / "demo.json",
         {"episodes to solve": solved, "optimal return": optimal, "provenance": provenance()},
@@ -103,9 +106,10 @@ def episodes_to_solve(found: np.ndarray) -> int | None:
 
 
 def _figure(returns: dict[str, np.ndarray], optimal: float) -> Figure:
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    panel = figure.subplots()
-    for (preset, values), colour in zip(returns.items(), ("#0072b2", "#d55e00"), strict=True):
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    panel, look = figure.subplots(), styles(LABELS.values())
+    for preset, values in returns.items():
+        colour = look[LABELS[preset]]["color"]
         smooth = np.array(
             [np.convolve(row > 0.5 * optimal, np.ones(WINDOW) / WINDOW, "valid") for row in values]
         )
@@ -116,15 +120,16 @@ def _figure(returns: dict[str, np.ndarray], optimal: float) -> Figure:
             smooth.mean(0),
             color=colour,
             linewidth=2.5,
-            label=f"{preset}, mean of {len(values)} seeds",
+            label=LABELS[preset],
         )
     panel.set(
         xlabel="episodes",
         ylabel=f"share of the last {WINDOW} episodes with treasure",
         ylim=(-0.03, 1.03),
     )
-    panel.set_title(f"DeepSea {SIZE}: noise carried through the backups finds the treasure")
-    panel.legend(frameon=False)
+    seeds = len(next(iter(returns.values())))
+    panel.set_title(f"DeepSea {SIZE}, each of {seeds} seeds and their mean")
+    figure.legend(loc="outside lower center", ncols=len(returns), frameon=False)
     panel.grid(alpha=0.3)
     return figure
 

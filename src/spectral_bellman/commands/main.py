@@ -55,7 +55,7 @@ def report(folders: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = N
     """Learning curves with 95% intervals over seeds, diagnostics, and tables of scores.
 
     Args:
-      folders: runs, or folders with runs below them.
+      folders: runs, folders with runs below them, or archives such as results/minatar/runs.zip.
       out: folder for the figures and the tables.
     """
     from spectral_bellman.agents.presets import PRESETS
@@ -78,8 +78,8 @@ def suite(
     Args:
       name: the suite; without it, all are listed.
       out: folder for the runs and their checkpoints, in a folder with the suite's name.
-      keep: folder for finished runs, likewise: config, summary and a thinned log. What is there is
-        not run again.
+      keep: finished runs are added to the archive runs.zip of their table in this folder: config,
+        summary and a thinned log. What is there is not run again.
       minutes: stop after so many, with nothing lost; 0 for never.
       at_once: runs side by side, which share the accelerator and divide the cores.
       dry_run: say what would be run, and stop.

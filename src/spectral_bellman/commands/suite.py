@@ -18,11 +18,12 @@ from spectral_bellman._names import did_you_mean
 from spectral_bellman.agents import choices
 from spectral_bellman.commands.side_by_side import cores_for_each, side_by_side
 from spectral_bellman.commands.suites import SUITES, Suite
-from spectral_bellman.disk.provenance import write_json
+from spectral_bellman.disk.archive import ARCHIVE, Unreadable, add_runs, read_file
+from spectral_bellman.disk.provenance import to_json
 from spectral_bellman.disk.run_folder import CONFIG, METRICS, SUMMARY
 from spectral_bellman.environments.catalogue import make
 from spectral_bellman.report.deep_sea import KEY, episodes_to_solve
-from spectral_bellman.report.runs import load_run
+from spectral_bellman.report.runs import Run, find_runs, load_run
 from spectral_bellman.training import memory
 from spectral_bellman.training.config import TrainConfig, configure, flat, read_config
 from spectral_bellman.training.progress import say
@@ -63,7 +64,7 @@ def suite(
             f"there is no suite {name!r}; "
             f"{did_you_mean(name, SUITES, cutoff=0.4) or 'sbm suite lists them'}"
         )
-    out, keep = out / name, keep / name
+    out, keep = out / name, keep / SUITES[name].table
     keep_finished(out, keep)
     _open_accelerator()
     jobs, finished = plan(SUITES[name], out, keep, at_once)
@@ -87,7 +88,7 @@ def suite(
 
     def ended(run: str) -> None:
         keep_finished(out, keep)
-        if not (keep / run / CONFIG).exists():  # stopped, not finished
+        if not (out / run / SUMMARY).exists():  # stopped, not finished
             return
         done.append(run)
         left = (time.monotonic() - began) / len(done) * (len(jobs) - len(done)) / 60
@@ -112,20 +113,21 @@ def suite(
 def plan(wanted: Suite, out: Path, keep: Path, at_once: int = 1) -> tuple[list[Job], int]:
     """The runs to begin or to resume, and how many are finished. ``at_once`` share the machine.
 
-    A seed is finished if a run that is kept has it, with the same settings and no fewer frames.
+    A seed is finished if a run that is kept has it, with the same settings and no fewer frames. A
+    kept run that was stopped early does not count: it is replaced when its successor finishes.
     """
-    kept = [(config, load_run(folder).seeds) for folder, config in _readable(keep)]
+    kept = {run.folder.name: (config, run) for config, run in _readable(keep)}
+    counted: set[str] = set()
     begun = [path.parent for path in sorted(out.glob(f"*/{CONFIG}"))]
     cut = [Job(read_config(folder), folder) for folder in begun if not (folder / SUMMARY).exists()]
     jobs: dict[str, Job] = {}
     fits: dict[Any, int] = {}
     for config in _configs(wanted):
-        have = {
-            seed
-            for other, seeds in kept
-            if _alike(config, other) and other.frames >= config.frames
-            for seed in seeds
-        }
+        have: set[int] = set()
+        for kept_name, (other, run) in kept.items():
+            if _alike(config, other) and other.frames >= config.frames and _is_finished(other, run):
+                have |= set(run.seeds)
+                counted.add(kept_name)
         for job in cut:
             if _alike(config, job.config) and job.config.frames >= config.frames:
                 jobs.setdefault(job.name, job)
@@ -138,46 +140,66 @@ def plan(wanted: Suite, out: Path, keep: Path, at_once: int = 1) -> tuple[list[J
         for seeds in _runs_of(missing, fits.get(kind, 1)):
             part = dataclasses.replace(config, first_seed=seeds[0], seeds=len(seeds))
             name = _name(part)
-            for taken in (out / name, keep / name):
-                if (taken / CONFIG).exists():
-                    old = read_config(taken)
-                    other = (
-                        ", ".join(_differences(old, part))
-                        or f"frames {old.frames}, not {part.frames}"
-                    )
-                    raise ValueError(
-                        f"{taken} holds a run with other settings than the suite has on this "
-                        f"machine ({other}): "
-                        "move it away, or take other folders (--out, --keep)"
-                    )
+            if (out / name / CONFIG).exists():
+                _refuse_other(out / name, read_config(out / name), part)
+            if name in kept and not _is_stopped(*kept[name], part):
+                _refuse_other(kept[name][1].folder, kept[name][0], part)
             jobs.setdefault(name, Job(part, out / name))
-    return list(jobs.values()), len(kept)
+    return list(jobs.values()), len(counted)
 
 
-def _readable(keep: Path) -> Iterator[tuple[Path, TrainConfig]]:
+def _readable(keep: Path) -> Iterator[tuple[TrainConfig, Run]]:
     """Kept runs with settings of today; runs with settings that were removed count for nothing."""
-    for path in sorted(keep.glob(f"*/{CONFIG}")):
-        with contextlib.suppress(ValueError):
-            yield path.parent, read_config(path.parent)
+    try:
+        paths = find_runs([keep])
+    except FileNotFoundError:  # nothing is kept yet
+        return
+    for path in paths:
+        try:
+            config = read_config(path)
+        except Unreadable:
+            raise
+        except ValueError:
+            continue
+        yield config, load_run(path)
+
+
+def _is_finished(config: TrainConfig, run: Run) -> bool:
+    return bool(run.records) and run.frames >= config.frames
+
+
+def _is_stopped(config: TrainConfig, run: Run, wanted: TrainConfig) -> bool:
+    """Whether a kept run is the beginning of the wanted one."""
+    same = _alike(config, wanted) and config.frames == wanted.frames
+    return same and not _is_finished(config, run)
+
+
+def _refuse_other(taken: Path, old: TrainConfig, wanted: TrainConfig) -> None:
+    other = ", ".join(_differences(old, wanted)) or f"frames {old.frames}, not {wanted.frames}"
+    raise ValueError(
+        f"{taken} holds a run with other settings than the suite has on this machine ({other}): "
+        "move it away, or take other folders (--out, --keep)"
+    )
 
 
 def keep_finished(out: Path, keep: Path) -> None:
-    """Keep what has finished: config, summary, and some points of the log."""
+    """Add what has finished to the archive: config, summary, and some points of the log."""
+    found: dict[str, dict[str, bytes]] = {}
     for path in sorted(out.glob(f"*/{SUMMARY}")):
-        run, target = load_run(path.parent), keep / path.parent.name
+        run, name = load_run(path.parent), path.parent.name
         summary = json.loads(path.read_bytes())
         if run.config["env"].startswith("deep_sea/"):
             summary[KEY] = {
                 str(seed): episodes for seed, episodes in episodes_to_solve(run).items()
             }
-        if (target / CONFIG).exists() and json.loads((target / SUMMARY).read_bytes()) == summary:
-            continue
-        target.mkdir(parents=True, exist_ok=True)
-        (target / CONFIG).unlink(missing_ok=True)
-        text = "".join(json.dumps(record) + "\n" for record in _thinned(run.records))
-        (target / METRICS).write_text(text, encoding="utf-8")
-        write_json(target / SUMMARY, summary)
-        write_json(target / CONFIG, run.config)  # last: what has it is whole
+        with contextlib.suppress(FileNotFoundError):
+            if json.loads(read_file(keep / ARCHIVE / name / SUMMARY)) == summary:
+                continue
+        log = "".join(json.dumps(record) + "\n" for record in _thinned(run.records))
+        files = {CONFIG: to_json(run.config), METRICS: log, SUMMARY: to_json(summary)}
+        found[name] = {file: text.encode() for file, text in files.items()}
+    if found:
+        add_runs(keep / ARCHIVE, found)
 
 
 def _thinned(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -31,10 +31,12 @@ class Block(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """Blocks of runs, and what they show."""
+    """Blocks of runs, what they show, and where they are kept."""
 
     what: str
     blocks: tuple[Block, ...]
+    table: str
+    """The folder of `results/` with the table that they belong to."""
 
 
 def _atari(*games: str) -> tuple[str, ...]:
@@ -66,9 +68,12 @@ SUITES = {
             Block(("dqn", "dqn-ts", "mse-dqn-ts", "sbm-linear-dqn-ts"), GAMES, 10, _MILLION),
             Block((*ROWS, *LINEAR), TUNED_ON, 10, _MILLION),
         ),
+        table="minatar",
     ),
     "dqn-minatar": Suite(
-        "DQN as the MinAtar authors have it", (Block(("dqn-minatar",), GAMES, 5, _MILLION),)
+        "DQN as the MinAtar authors have it",
+        (Block(("dqn-minatar",), GAMES, 5, _MILLION),),
+        table="dqn_check",
     ),
     "dqn-dopamine": Suite(
         "DQN as Dopamine has it, on the games where its curves are steadiest",
@@ -80,6 +85,7 @@ SUITES = {
                 _TEN_MILLION,
             ),
         ),
+        table="dqn_check",
     ),
     "atari-dqn": Suite(
         "sbm-linear-dqn-ts beside dqn: four games, three with sbm-dqn-ts too, then Atari Explore",
@@ -93,13 +99,16 @@ SUITES = {
             Block(("sbm-dqn-ts",), _atari("boxing", "breakout", "pong"), 1, _TEN_MILLION),
             Block(("dqn", "sbm-linear-dqn-ts"), _atari(*ATARI_EXPLORE), 1, _TEN_MILLION),
         ),
+        table="atari",
     ),
     "atari-55": Suite(
         "the paper's benchmark: 55 games, every DQN row, ten seeds, 100 million agent steps",
         (Block(ROWS, _atari(*HUMAN), 10, {"frames": 400_000_000, "eval_frames": 4_000_000}),),
+        table="atari_55",
     ),
     "deep-sea": Suite(
         "episodes to solve DeepSea of five sizes, by each way to explore",
         _deep_sea(("dqn", {}), *(("sbm-dqn-ts", {"exploration": way}) for way in _WAYS)),
+        table="deep_sea",
     ),
 }

@@ -33,10 +33,14 @@ def provenance() -> dict[str, Any]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write readable JSON, completely or not at all."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.write_text(to_json(content), encoding="utf-8")
     temporary.replace(path)
+
+
+def to_json(content: Mapping[str, Any]) -> str:
+    """Readable JSON as text."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _command() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from spectral_bellman.disk.archive import is_archive, read_file
 from spectral_bellman.disk.migrate import OldRun, migrated, upgraded
 from spectral_bellman.disk.provenance import write_json
 
@@ -48,7 +49,7 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
     """The content of `config.json`, checked as far as every reader needs it.
 
     Args:
-      folder: the folder of the run.
+      folder: the folder of the run, or its path in an archive.
       migrate: translate the config of an older version, which is enough for a report. An older
         run cannot be resumed.
 
@@ -60,11 +61,13 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
     path = folder / CONFIG
     cure = "restore the file or leave the run out"
     try:
-        config = json.loads(path.read_bytes())
+        content = read_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no {CONFIG} in {folder}; give the folder that a training run wrote"
         ) from None
+    try:
+        config = json.loads(content)
     except ValueError as error:
         raise ValueError(f"{path}: not JSON ({error}); {cure}") from error
     if not isinstance(config, dict):
@@ -98,7 +101,13 @@ def lock(folder: Path) -> Iterator[None]:
 
     Raises:
       FileExistsError: another process holds the lock.
+      NotADirectoryError: the run is in an archive.
     """
+    if is_archive(folder.parent):
+        raise NotADirectoryError(
+            f"{folder} is in an archive, which keeps no checkpoints: sbm report reads it, and "
+            "sbm train can make the run again"
+        )
     try:
         import fcntl
     except ImportError:

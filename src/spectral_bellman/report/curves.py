@@ -1,6 +1,7 @@
 """Figures of what runs logged against frames, and of their scores over several games."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,31 +11,38 @@ from matplotlib.figure import Figure
 from spectral_bellman.report import aggregate, figures
 from spectral_bellman.report.groups import Group
 from spectral_bellman.report.statistics import bootstrap_interval
-from spectral_bellman.scores import Interval
+from spectral_bellman.scores import Interval, iqm
 
 DIAGNOSTIC = "diagnostic/"
 """Prefix of the logged keys that are diagnostics."""
+FEWEST_EVALUATIONS = 3
+"""Evaluations from which on a curve of them is drawn; fewer are in the table only."""
 
 
 def curves_figure(groups: Sequence[Group]) -> Figure:
     """Training returns against frames, a panel for each environment.
 
-    If there are evaluations, their returns are in a panel beside it.
+    Where there are enough evaluations, their returns are in a panel beside it.
     """
-    evaluated = any("eval_return" in run.keys for group in groups for run in group.runs)
-    names = {"return": "training return", **({"eval_return": "greedy return"} if evaluated else {})}
+    names = {"return": "training return", "eval_return": "greedy return"}
     envs = _environments(groups)
+    shown = {env: _chosen(groups, env) for env in envs}
+    styles = _styles(shown)
+    panels = [
+        [(env, key) for key in names if key == "return" or _is_evaluated(shown[env])]
+        for env in envs
+    ]
     columns = 3
-    if evaluated:  # both panels of an environment stay in one row
+    if max(map(len, panels)) > 1:  # both panels of an environment stay in one row
         columns = 2 if len(envs) <= 3 else 4
-    panels = _rows([(env, key) for env in envs for key in names], columns)
-    figure, axes = figures.grid(panels, width=5.2, height=3.6)
+    figure, axes = figures.grid(_packed(panels, columns), width=5.2, height=3.6)
     for (env, key), panel in axes.items():
-        _draw(panel, groups, env, key, single_seeds=True)
+        _draw(panel, shown[env], styles, env, key, single_seeds=True)
         panel.set(title=env, ylabel=names[key])
-    several = any(sum(len(run.seeds) for run in group.runs) > 1 for group in groups)
-    title = "mean over seeds, 95% bootstrap interval, single seeds faint" if several else None
-    figures.legend(figure, groups, title)
+    drawn = [group for env in envs for group in shown[env]]
+    several = any(sum(len(run.seeds) for run in group.runs) > 1 for group in drawn)
+    notes = ["mean over seeds, 95% bootstrap interval, single seeds faint"] * several
+    _legend(figure, drawn, notes, complete=len(drawn) == len(groups))
     return figure
 
 
@@ -44,18 +52,25 @@ def games_figure(comparisons: Sequence[aggregate.Comparison]) -> Figure | None:
         return None
     rows = [[(str(i), side) for side in ("curve", "profile")] for i in range(len(comparisons))]
     figure, axes = figures.grid(rows, width=5.2, height=3.6)
-    groups = [group for each in comparisons for played in each.agents.values() for group in played]
-    styles = figures.styles(groups)
+    shown = [
+        figures.choose({agent: float(iqm(each.table(agent).ravel())) for agent in each.agents})
+        for each in comparisons
+    ]
+    drawn = {agent for agents in shown for agent in agents}
+    styles = figures.styles(drawn)
     for i, comparison in enumerate(comparisons):
         left, right = axes[str(i), "curve"], axes[str(i), "profile"]
-        for agent in comparison.agents:
+        for agent in shown[i]:
             _draw_interval(left, agent, styles[agent], *aggregate.curve(comparison, agent))
             _draw_interval(right, agent, styles[agent], *aggregate.profile(comparison, agent))
         figures.tidy(left, comparison.games[0])
         figures.tidy(right)
         left.set(title=comparison.title, ylabel=f"IQM of the {comparison.score}")
         right.set(title=comparison.title, ylabel="share of runs above", xlabel=comparison.score)
-    figures.legend(figure, groups, "95% stratified bootstrap interval")
+    notes = ["95% stratified bootstrap interval"]
+    if any(len(each.agents) > len(agents) for each, agents in zip(comparisons, shown, strict=True)):
+        notes.append(figures.CHOSEN)
+    figures.legend(figure, drawn, "\n".join(notes))
     return figure
 
 
@@ -75,17 +90,44 @@ def diagnostics_figure(groups: Sequence[Group]) -> Figure | None:
     if not panels:
         return None
     figure, axes = figures.grid(panels, width=4.2, height=2.9)
+    shown = {env: _chosen(groups, env) for env in _environments(groups)}
+    styles = _styles(shown)
     several = len({env for env, _ in axes}) > 1
     for (env, key), panel in axes.items():
-        drawn = _draw(panel, groups, env, key)
+        drawn = _draw(panel, shown[env], styles, env, key)
         name = key.removeprefix(DIAGNOSTIC).replace("_", " ")
         panel.set_title(f"{name}\n{env}" if several else name)
         if drawn.size and drawn.min() > 0 and drawn.max() > 100 * drawn.min():
             panel.set_yscale("log")
     if not several:
         figure.suptitle(next(iter(axes))[0])
-    figures.legend(figure, groups, None)
+    chosen = [group for played in shown.values() for group in played]
+    _legend(figure, chosen, [], complete=len(chosen) == len(groups))
     return figure
+
+
+def _chosen(groups: Sequence[Group], env: str) -> list[Group]:
+    """The groups that are drawn for an environment: the baseline, then the best final scores."""
+    played = {group.agent: group for group in groups if group.env == env}
+    means = {agent: _mean(group.final) for agent, group in played.items()}
+    names = figures.choose(means)
+    return [group for agent, group in played.items() if agent in names]
+
+
+def _styles(shown: Mapping[str, Sequence[Group]]) -> dict[str, dict[str, Any]]:
+    return figures.styles(group.agent for groups in shown.values() for group in groups)
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
+def _legend(
+    figure: Figure, drawn: Sequence[Group], notes: Sequence[str], *, complete: bool
+) -> None:
+    lines = [*notes, *([] if complete else [figures.CHOSEN])]
+    figures.legend(figure, {group.agent for group in drawn}, "\n".join(lines) or None)
 
 
 def _draw_interval(
@@ -98,12 +140,18 @@ def _draw_interval(
 
 
 def _draw(
-    panel: Axes, groups: Sequence[Group], env: str, key: str, *, single_seeds: bool = False
+    panel: Axes,
+    groups: Sequence[Group],
+    styles: Mapping[str, dict[str, Any]],
+    env: str,
+    key: str,
+    *,
+    single_seeds: bool = False,
 ) -> np.ndarray:
     """A line and a band for each agent; returns the heights of the lines."""
-    drawn, styles = [np.zeros(0)], figures.styles(groups)
+    drawn = [np.zeros(0)]
     for group in groups:
-        frames, values = group.curve(key) if group.env == env else (np.zeros(0), np.zeros((0, 0)))
+        frames, values = group.curve(key)
         if not len(frames):
             continue
         style = styles[group.agent]
@@ -124,6 +172,20 @@ def _draw(
 
 def _environments(groups: Sequence[Group]) -> list[str]:
     return sorted({group.env for group in groups})
+
+
+def _is_evaluated(groups: Sequence[Group]) -> bool:
+    return any(len(group.curve("eval_return")[0]) >= FEWEST_EVALUATIONS for group in groups)
+
+
+def _packed(blocks: Sequence[list[tuple[str, str]]], columns: int) -> list[list[tuple[str, str]]]:
+    """The panels in rows, without a break inside a block."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    for block in blocks:
+        if len(rows[-1]) + len(block) > columns:
+            rows.append([])
+        rows[-1] += block
+    return rows
 
 
 def _rows(panels: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[str, str]]]:

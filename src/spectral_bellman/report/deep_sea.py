@@ -3,15 +3,16 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from spectral_bellman.disk.archive import read_file
 from spectral_bellman.disk.run_folder import SUMMARY
-from spectral_bellman.report.figures import styles, tidy
+from spectral_bellman.report.figures import CHOSEN, choose, legend, styles, tidy
 from spectral_bellman.report.groups import Group
 from spectral_bellman.report.runs import Run
 from spectral_bellman.report.tables import Cell, Table
@@ -69,31 +70,49 @@ def deep_sea_table(groups: Sequence[Group]) -> Table | None:
 
 
 def deep_sea_figure(groups: Sequence[Group]) -> Figure | None:
-    """Episodes against size: a dot for each seed, a line through the finite medians.
+    """Episodes against size: a dot for each seed that solved it, and a line through the medians.
 
-    None if no seed solved it.
+    A cross above the line "not solved" stands for an infinite median. None if no seed solved it.
     """
     results = _results(groups)
     if not any(n is not None for row in results.values() for ns in row.values() for n in ns):
         return None
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    panel, look = figure.subplots(), styles(groups)
-    for agent, row in results.items():
-        for size in sorted(row):
+    agents = choose({agent: _solved(row) for agent, row in results.items()})
+    sizes, look = _sizes(results), styles(agents)
+    numbers = [n for agent in agents for ns in results[agent].values() for n in ns if n is not None]
+    border = 2 * max(numbers, default=1)
+    figure = Figure(figsize=(7, 4.6), layout="constrained")
+    panel = figure.subplots()
+    # Agents stand beside each other, so that no dot and no cross hides another.
+    step = 0.012 * (sizes[-1] - sizes[0] + 2)
+    for i, agent in enumerate(sorted(agents)):
+        shift = step * (i - (len(agents) - 1) / 2)
+        row, style = results[agent], look[agent]
+        for size in row:
             known = [n for n in row[size] if n is not None]
-            color = look[agent]["color"]
-            panel.plot([size] * len(known), known, "o", color=color, ms=3, alpha=0.35)
-        medians = [(size, median_episodes(row[size])) for size in sorted(row)]
-        finite = [(size, median) for size, median in medians if math.isfinite(median)]
+            panel.plot(
+                [size + shift] * len(known), known, "o", color=style["color"], ms=3, alpha=0.35
+            )
+        medians = {size: median_episodes(row[size]) for size in sorted(row)}
+        finite = [(size + shift, m) for size, m in medians.items() if math.isfinite(m)]
+        unsolved = [size + shift for size, m in medians.items() if not math.isfinite(m)]
         # An agent without a line is in the legend all the same.
         x, y = zip(*finite, strict=True) if finite else ((), ())
-        panel.plot(x, y, **look[agent], marker="o", lw=1.8, label=agent)
-    panel.set(xlabel="size N", ylabel="episodes to solve", yscale="log", title="DeepSea")
+        panel.plot(x, y, **style, marker="o", lw=1.8, label=agent)
+        panel.plot(unsolved, [1.4 * border] * len(unsolved), "x", color=style["color"], ms=6)
+    panel.axhline(border, color="0.5", lw=0.8)
+    panel.text(sizes[0] - 1, 1.08 * border, " not solved", color="0.3", fontsize=8)
+    panel.set(xlabel="size N", ylabel="episodes to solve, median", yscale="log", title="DeepSea")
     tidy(panel)
-    sizes = _sizes(results)
-    panel.set(xlim=(sizes[0] - 1, sizes[-1] + 1), xticks=sizes)
-    panel.legend(frameon=False)
+    panel.set(xlim=(sizes[0] - 1, sizes[-1] + 1), ylim=(None, 2.2 * border), xticks=sizes)
+    note = "dots: seeds that solved it; cross: at most half of the seeds solved it"
+    legend(figure, agents, note + f"\n{CHOSEN}" * (len(results) > len(agents)))
     return figure
+
+
+def _solved(row: Mapping[int, Sequence[int | None]]) -> float:
+    """Seeds that solved it, over all sizes."""
+    return float(sum(n is not None for numbers in row.values() for n in numbers))
 
 
 def _cell(numbers: list[int | None] | None) -> Cell:
@@ -120,5 +139,7 @@ def _sizes(results: dict[str, dict[int, list[int | None]]]) -> list[int]:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / SUMMARY
-    return json.loads(path.read_bytes()) if path.exists() else {}
+    try:
+        return json.loads(read_file(folder / SUMMARY))
+    except FileNotFoundError:
+        return {}

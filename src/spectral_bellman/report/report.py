@@ -1,6 +1,5 @@
 """Runs compared: tables of final scores and figures of curves, as files and as one HTML page."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,9 @@ from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.report import aggregate
 from spectral_bellman.report.curves import curves_figure, diagnostics_figure, games_figure
 from spectral_bellman.report.deep_sea import deep_sea_figure, deep_sea_table
+from spectral_bellman.report.figures import to_png
 from spectral_bellman.report.groups import Group, group_runs
+from spectral_bellman.report.origin import origin_table
 from spectral_bellman.report.page import page
 from spectral_bellman.report.runs import find_runs, load_run
 from spectral_bellman.report.scoring import TRAINING
@@ -44,9 +45,9 @@ def report(
     """Print the tables, and write them with the figures and the numbers.
 
     Args:
-      folders: runs, or folders above them.
-      out: where the files go; by default the folder of the run if there is only one, else
-        `out/report`.
+      folders: runs, or folders or archives with runs.
+      out: where the files go; by default the folder of the run if there is only one and it is not
+        in an archive, else `out/report`.
       console: where the tables are printed.
       rows: the name that each preset's row has in the paper's tables.
 
@@ -57,15 +58,16 @@ def report(
     groups = _groups(paths, console)
     summaries = [summarise(group) for group in groups]
     with console.status("intervals"):
-        tables, drawn = _contents(groups, summaries, rows)
+        tables, drawn = tables_of(groups, summaries, rows), _figures(groups)
     facts = provenance()
     if out is None:
-        out = paths[0] if len(paths) == 1 else Path("out") / "report"
+        alone = len(paths) == 1 and paths[0].is_dir()
+        out = paths[0] if alone else Path("out") / "report"
     out.mkdir(parents=True, exist_ok=True)
     pictures, written = {}, []
     for name, (caption, figure) in drawn.items():
         if figure is not None:
-            pictures[caption] = _png(figure)
+            pictures[caption] = to_png(figure)
             (out / name).write_bytes(pictures[caption])
             written.append(out / name)
     origin = {**facts, "runs": [str(path) for path in paths]}
@@ -133,30 +135,27 @@ def _groups(paths: Sequence[Path], console: Console) -> list[Group]:
     return groups
 
 
-def _contents(
+def tables_of(
     groups: Sequence[Group], summaries: Sequence[Mapping[str, Any]], rows: Mapping[str, str]
-) -> tuple[list[Table], dict[str, tuple[str, Figure | None]]]:
-    """The tables, and the figures by file name with their captions."""
-    found = aggregate.comparisons(groups)
+) -> list[Table]:
+    """The tables of a report, the ones over several environments first."""
     tables = []
-    for comparison in found:
+    for comparison in aggregate.comparisons(groups):
         tables.append(aggregate.aggregate_table(comparison, rows))
         tables.append(aggregate.games_table(comparison))
     deep_sea = deep_sea_table(groups)
     tables += [deep_sea] if deep_sea else []
-    tables.append(scores_table(summaries))
-    return tables, {
-        "games.png": ("Over all games", games_figure(found)),
+    return [*tables, scores_table(summaries), origin_table(groups)]
+
+
+def _figures(groups: Sequence[Group]) -> dict[str, tuple[str, Figure | None]]:
+    """The figures by file name, with their captions."""
+    return {
+        "games.png": ("Over all games", games_figure(aggregate.comparisons(groups))),
         "deep_sea.png": ("DeepSea: episodes to solve", deep_sea_figure(groups)),
         "curves.png": ("Each environment", curves_figure(groups)),
         "diagnostics.png": ("Diagnostics", diagnostics_figure(groups)),
     }
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png")
-    return file.getvalue()
 
 
 def _number(value: float | np.ndarray) -> float | None:

@@ -1,4 +1,4 @@
-"""Runs on the disk: a folder with `config.json` and `metrics.jsonl`, read as they are.
+"""Runs on the disk: a folder with `config.json` and `metrics.jsonl`, or the same in an archive.
 
 The log has one line for each log point and seed.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spectral_bellman.disk.archive import ARCHIVE, archived_runs, is_archive, read_file
 from spectral_bellman.disk.run_folder import CONFIG, METRICS, read_config
 
 
@@ -20,6 +21,7 @@ class Run:
     """A run, finished or not."""
 
     folder: Path
+    """Its folder, or its path in an archive: `results/minatar/runs.zip/NAME`."""
     config: dict[str, Any]
     records: list[dict[str, Any]]
     """The lines of `metrics.jsonl` in their order."""
@@ -46,12 +48,15 @@ class Run:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """The folders of all runs at or below the given ones, each once, in order."""
+    """The paths of all runs at or below the given ones, each once, in order.
+
+    Runs are found in folders, and in archives named `runs.zip`. An archive may have another name
+    if it is given itself.
+    """
     found: dict[Path, Path] = {}
     cure = "give the folder that a training run wrote, or one above it"
     for folder in folders:
-        logs = sorted(folder.rglob(METRICS))
-        below = [path.parent for path in logs if (path.parent / CONFIG).is_file()]
+        below = _runs_below(folder)
         if not below and folder.exists():
             raise FileNotFoundError(
                 f"no run (a folder with {CONFIG} and {METRICS}) at or below {folder}; {cure}"
@@ -64,6 +69,20 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     return sorted(found.values())
 
 
+def _runs_below(folder: Path) -> list[Path]:
+    if is_archive(folder):
+        runs = archived_runs(folder)
+        return [run for run, files in runs.items() if {CONFIG, METRICS} <= files]
+    if is_archive(folder.parent):
+        return [run for run in _runs_below(folder.parent) if run == folder]
+    logs = sorted(folder.rglob(METRICS))
+    archives = sorted(folder.rglob(ARCHIVE))
+    return [
+        *(path.parent for path in logs if (path.parent / CONFIG).is_file()),
+        *(run for archive in archives if is_archive(archive) for run in _runs_below(archive)),
+    ]
+
+
 def load_run(folder: Path) -> Run:
     """Read a run; the config of an older version is translated.
 
@@ -74,11 +93,12 @@ def load_run(folder: Path) -> Run:
       ValueError: a file cannot be used; the message names the file and the line.
     """
     config = read_config(folder, migrate=True)
-    if not (folder / METRICS).is_file():
+    try:
+        *lines, rest = read_file(folder / METRICS).split(b"\n")
+    except FileNotFoundError:
         raise FileNotFoundError(
             f"no {METRICS} in {folder}; give the folder that a training run wrote"
-        )
-    *lines, rest = (folder / METRICS).read_bytes().split(b"\n")
+        ) from None
     records = [_record(line, f"{folder / METRICS}:{i}") for i, line in enumerate(lines, 1)]
     # Only a line without its newline can be incomplete. No prefix of a JSON object is JSON.
     if _is_json(rest):

@@ -12,7 +12,8 @@ from spectral_bellman._arrays import as_float64
 from spectral_bellman.tabular.features import Round
 from spectral_bellman.tabular.power import power_sweeps, singular_values
 
-COLORS = {"spectral": "#0b6e99", "Laplacian": "#d97706", "random": "#7a7a7a"}
+COLORS = {"spectral": "#D55E00", "Laplacian": "#009E73", "random": "#7a7a7a"}
+"""Colour of each kind of features; spectral features have the colour of `sbm-dqn-ts`."""
 FLOOR = 1e-16
 
 

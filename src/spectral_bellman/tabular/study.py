@@ -44,7 +44,7 @@ class TabularStudy:
 
 
 def run(study: TabularStudy, console: Console) -> Path:
-    """Compute, print the tables, and write ``tabular.png`` and ``summary.json``.
+    """Compute, print the tables, and write ``tabular.png``, ``table.md`` and ``summary.json``.
 
     Returns the path of the figure.
     """
@@ -85,6 +85,8 @@ def run(study: TabularStudy, console: Console) -> Path:
             },
         },
     )
+    text = "\n".join(_markdown(name, ranks, errors[name]) for name, ranks in RANKS.items())
+    (study.out / "table.md").write_text(text, encoding="utf-8")
     console.print(_power_table(backups))
     for name, ranks in RANKS.items():
         console.print(_error_table(name, ranks, errors[name]))
@@ -140,17 +142,31 @@ def _power_table(matrix: np.ndarray) -> Table:
 
 
 def _error_table(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> Table:
-    seeds = len(next(iter(errors.values())))
-    title = f"Inherent Bellman error / D, {name}: median of {seeds} (largest)"
-    table = Table(title=title, title_justify="left")
-    table.add_column("rank", justify="right")
-    for kind in errors:
-        table.add_column(kind, justify="right")
-    for i, rank in enumerate(ranks):
-        table.add_row(
-            str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values())
-        )
+    table = Table(title=_title(name, errors), title_justify="left")
+    for heading in ("rank", *errors):
+        table.add_column(heading, justify="right")
+    for row in _error_rows(ranks, errors):
+        table.add_row(*row)
     return table
+
+
+def _markdown(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> str:
+    heads = ["rank", *errors]
+    rows = [heads, ["---:"] * len(heads), *_error_rows(ranks, errors)]
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"## {_title(name, errors)}\n\n{lines}"
+
+
+def _title(name: str, errors: dict[str, np.ndarray]) -> str:
+    seeds = len(next(iter(errors.values())))
+    return f"Inherent Bellman error / D, {name}: median of {seeds} (largest)"
+
+
+def _error_rows(ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> list[list[str]]:
+    return [
+        [str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values())]
+        for i, rank in enumerate(ranks)
+    ]
 
 
 def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> Figure:
