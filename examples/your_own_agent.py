@@ -1,7 +1,7 @@
 """A small Q-learning agent in plain JAX. Lines marked SBM add the Spectral Bellman Method.
 
-python examples/your_own_agent.py          Q-learning on its own features, ε-greedy
-python examples/your_own_agent.py --sbm    spectral features, Thompson sampling
+python examples/your_own_agent.py          ε-greedy actions; the Q-loss trains φ and θ
+python examples/your_own_agent.py --sbm    Thompson sampling; SBM trains φ and θ̃, the Q-loss θ
 
 The task is a corridor of eight cells. The agent starts at the left end. The right end pays reward 1
 and ends the episode.
@@ -24,7 +24,7 @@ OPTIMUM = DISCOUNT ** (CELLS - 2)  # the discounted reward of going right at onc
 
 
 class Params(NamedTuple):
-    """φ is a two-layer network with |A|·d outputs, Q = φᵀθ."""
+    """A two-layer network with |A|·d outputs for φ, and θ (θ̂ in the paper) with Q = φᵀθ."""
 
     layers: tuple[Array, Array]
     theta: Array
@@ -32,7 +32,7 @@ class Params(NamedTuple):
 
 
 def init(key: Array) -> Params:
-    """Fresh parameters."""
+    """Random layers, θ = 0, and θ̃ as the identity."""
     keys = jax.random.split(key, 3)
     layers = (
         jax.random.normal(keys[0], (CELLS, 64)),
@@ -42,13 +42,13 @@ def init(key: Array) -> Params:
 
 
 def features(params: Params, cell: Array | int) -> Array:
-    """φ(s, ·), shape (A, d), of norm one."""
+    """φ(s, ·), shape (A, d); each row has norm one."""
     hidden = jax.nn.relu(jax.nn.one_hot(cell, CELLS) @ params.layers[0])
     return objective.unit_norm((hidden @ params.layers[1]).reshape(ACTIONS, D))
 
 
 class Batch(NamedTuple):
-    """Transitions; the discount is zero where the episode ended."""
+    """Transitions. The discount is 0 where the episode terminated, else γ."""
 
     cell: Any
     action: Any
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 def q_loss(params: Params, target: Params, batch: Batch, frozen_features: bool) -> Array:
-    """The loss of Q-learning."""
+    """The mean of (φᵀθ − r − γ max φ⁻ᵀθ⁻)². With ``frozen_features`` it trains θ alone."""
     rows = jnp.arange(len(batch.cell))
     phi = jax.vmap(features, (None, 0))(params, batch.cell)[rows, batch.action]
     phi = jax.lax.stop_gradient(phi) if frozen_features else phi
@@ -70,7 +70,7 @@ def q_loss(params: Params, target: Params, batch: Batch, frozen_features: bool) 
 def sbm_loss(  # SBM
     params: Params, target: Params, batch: Batch, covariances: Any, key: Array
 ) -> tuple[Array, Any]:
-    """Q-learning moves θ alone; φ and θ̃ learn to be closed under the Bellman operator."""
+    """The representation loss trains φ and θ̃. The Q-loss on frozen φ trains θ."""
     theta = objective.sample_parameters(key, jax.lax.stop_gradient(params.theta), 1e-2, samples=64)
     rows = jnp.arange(len(batch.cell))
     phi = jax.vmap(features, (None, 0))(params, batch.cell)[rows, batch.action]
@@ -83,7 +83,7 @@ def sbm_loss(  # SBM
 
 @jax.jit
 def explore(params: Params, cells: Array, actions: Array, used: Array, z: Array) -> Array:  # SBM
-    """θ_TS for an episode, from Σ over the replay; ``used`` is 1 for rows with a transition."""
+    """θ_TS for one episode. Σ is a sum over the replay; ``used`` is 0 for rows that are empty."""
     phi = jax.vmap(features, (None, 0))(params, cells)[jnp.arange(len(cells)), actions]
     sigma = posterior.precision(phi * used[:, None], ridge=0.1)
     scale = posterior.exploration_scale(sigma, DISCOUNT)
@@ -91,7 +91,7 @@ def explore(params: Params, cells: Array, actions: Array, used: Array, z: Array)
 
 
 def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], float]:
-    """The discounted return of each episode, and the value the agent gives the start."""
+    """Train, and return the discounted return of each episode and Q's value of the start cell."""
     rng = np.random.default_rng(seed)
     key, init_key = jax.random.split(jax.random.key(seed))
     params = target = init(init_key)
@@ -115,7 +115,7 @@ def train(sbm: bool, steps: int = 3000, seed: int = 0) -> tuple[list[float], flo
     replay = Batch(*(np.zeros(steps, kind) for kind in (int, int, np.float32, np.float32, int)))
     cell, age, theta_act, returns = 0, 0, params.theta, []
     for step in range(steps):
-        if age == 0 and sbm:  # SBM
+        if age == 0 and sbm:  # SBM: one draw of z, and so of θ_TS, per episode
             z = jnp.asarray(rng.normal(size=D), jnp.float32)
             used = (np.arange(steps) < step).astype(np.float32)
             theta_act = explore(params, replay.cell, replay.action, used, z)
