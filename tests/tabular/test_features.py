@@ -167,7 +167,12 @@ def test_sampled_functions_fill_the_bound_and_hold_zero() -> None:
         ),
         (
             lambda mdp: tabular.inherent_bellman_error(mdp, np.ones((8, 2, 1)), steps=0),
-            "steps at least 1",
+            "steps must be at least 1, got 0; it is h",
+        ),
+        (lambda mdp: tabular.spectral_features(mdp, 2, steps=0), "steps must be at least 1"),
+        (
+            lambda mdp: tabular.inherent_bellman_error(mdp, np.ones((8, 2, 1)), iterations=0),
+            "iterations at least 1, got 16 and 0",
         ),
         (lambda mdp: tabular.laplacian_features(mdp, 0), r"rank must lie in \[1, 16\]"),
     ],

@@ -62,23 +62,31 @@ def test_the_dual_of_a_fit_is_the_derivative_of_its_error() -> None:
         assert (space.fit(moved)[1] - error) / 1e-5 == pytest.approx(dual[i], abs=1e-6)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("sign", [1, -1, 0])
-def test_a_step_of_the_search_never_goes_down(sign: int) -> None:
-    """The weighted sum of maxima grows for weights of any sign.
+def test_a_step_of_the_search_never_goes_down(sign: int, steps: int) -> None:
+    """The weighted sum of V_{h−1} grows for weights of any sign.
 
     With negative weights one step is optimal.
     """
     rng = np.random.default_rng(0)
+    mdp = tabular.random_mdp(1, 6, 2, 0.9)
     space = _Space(rng.normal(size=(6, 2, 1)), bound=5.0)
 
+    def backups(point: np.ndarray) -> list[np.ndarray]:
+        found = [(space.basis @ point).reshape(6, 2)]
+        for _ in range(steps - 1):
+            found.append(tabular.bellman_backup(mdp, found[-1]))
+        return found
+
     def height(weight: np.ndarray, point: np.ndarray) -> float:
-        return float(weight @ (space.basis @ point).reshape(6, 2).max(axis=1))
+        return float(weight @ backups(point)[-1].max(axis=1))
 
     edge = 5.0 / np.abs(space.basis).max()
     for _ in range(20):
         weight = rng.normal(size=6) if sign == 0 else sign * rng.uniform(size=6)
         start = rng.uniform(-edge, edge, size=1)
-        end = space.ascend(weight, (space.basis @ start).reshape(6, 2))
+        end = space.ascend(mdp, weight, backups(start))
         assert np.abs(space.basis @ end).max() <= 5.0 + 1e-9
         assert height(weight, end) >= height(weight, start) - 1e-9
         if sign == -1:

@@ -17,15 +17,20 @@ def spectral_features(
     sweeps: int = 50,
     samples: int | None = None,
     bound: float | None = None,
+    steps: int = 1,
     seed: int = 0,
 ) -> tuple[FloatArray, FloatArray]:
-    """Features closed under T, found by Algorithm 1 on a TQ that is recomputed as features change.
+    """Features closed under T^h, found by Algorithm 1 on backups recomputed as features change.
 
-    The loop starts from zero features, where the only backup is T0 = r. Each round samples
+    The loop starts from zero features, where the only backup is T^h0; T0 = r. Each round samples
     functions φᵀθ that fill [−D, D], backs them up, and takes the leading singular directions of the
-    backups. Without truncation the spans grow from round to round, since T0 = r is among the
-    backups, up to the smallest closed space that contains the reward. If the rank is too small the
-    spans wander, and the round with the smallest error is kept.
+    backups. Without truncation the spans grow from round to round, since T^h0 is among the backups,
+    up to the smallest space that is closed under T^h. If the rank is too small the spans wander,
+    and the round with the smallest error is kept.
+
+    A space closed under T is closed under T^h. The smallest space closed under T^h is therefore
+    never larger than the smallest space closed under T. Both lie in the span of r and of the
+    columns P(s'|·): T^hQ = r + γPV with V(s') = max_a T^{h−1}Q(s', a).
 
     Args:
       mdp: the MDP.
@@ -34,12 +39,13 @@ def spectral_features(
       sweeps: sweeps of the power method in each round.
       samples: samples of θ in each round; max(4 · rank, 128) if not given.
       bound: D; max|r| / (1 − γ) if not given.
+      steps: h, the number of Bellman backups in T^h.
       seed: the seed of the samples.
 
     Returns:
       Features (S, A, rank), scaled so that the largest norm is one; unused columns are zero. Then,
-      for each round up to the kept round, the largest |TQ_θ − projection onto the span| over fresh
-      samples of θ. The last entry is the error that the returned features leave.
+      for each round up to the kept round, the largest |T^hQ_θ − projection onto the span| over
+      fresh samples of θ. The last entry is the error that the returned features leave.
     """
     limit = min(mdp.reward.size, 1 + mdp.num_states)
     if not 1 <= rank <= mdp.reward.size:
@@ -52,20 +58,22 @@ def spectral_features(
         raise ValueError(f"samples must be at least the rank {rank}, got {samples}")
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, got {iterations}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}; it is h, the backups in T^h")
     rng = np.random.default_rng(seed)
     features = np.zeros((mdp.reward.size, rank))
     scale = float(np.abs(mdp.reward).max())
     errors: list[float] = []
     best = features
     for _ in range(iterations):
-        backups = _backups(mdp, _sample_functions(rng, features, samples, bound))
-        # TQ lies in the span of r and P, so a rank above 1 + S has nothing more to find.
+        backups = _backups(mdp, _sample_functions(rng, features, samples, bound), steps)
+        # T^hQ lies in the span of r and P, so a rank above 1 + S has nothing more to find.
         found, _, values = power_method(
             backups, min(rank, limit), sweeps, seed=int(rng.integers(2**31))
         )
         features = np.zeros_like(features)
         features[:, : found.shape[1]] = found * (values > 1e-12 * values[0])
-        fresh = _backups(mdp, _sample_functions(rng, features, samples, bound))
+        fresh = _backups(mdp, _sample_functions(rng, features, samples, bound), steps)
         basis = _basis(features)
         errors.append(float(np.abs(fresh - basis @ (basis.T @ fresh)).max()))
         if errors[-1] == min(errors):
@@ -181,9 +189,12 @@ def _basis(features: FloatArray) -> FloatArray:
     return left[:, values > 1e-10 * values[0]]
 
 
-def _backups(mdp: MDP, functions: FloatArray) -> FloatArray:
-    """TQ of functions given as columns, (S·A, n)."""
-    return backup_of(mdp, functions.reshape(*mdp.reward.shape, -1)).reshape(functions.shape)
+def _backups(mdp: MDP, functions: FloatArray, steps: int = 1) -> FloatArray:
+    """T^hQ of functions given as columns, (S·A, n)."""
+    q = functions.reshape(*mdp.reward.shape, -1)
+    for _ in range(steps):
+        q = backup_of(mdp, q)
+    return q.reshape(functions.shape)
 
 
 def _project(features: FloatArray, function: FloatArray) -> FloatArray:

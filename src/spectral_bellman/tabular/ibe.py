@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import linprog
 
 from spectral_bellman._arrays import as_float64
-from spectral_bellman.tabular.mdp import MDP, FloatArray, bellman_backup
+from spectral_bellman.tabular.mdp import MDP, FloatArray, backup_of
 
 
 def value_bound(mdp: MDP) -> float:
@@ -44,27 +44,32 @@ def inherent_bellman_error(
     features: ArrayLike,
     bound: float | None = None,
     *,
+    steps: int = 1,
     starts: int = 16,
-    steps: int = 20,
+    iterations: int = 20,
     seed: int = 0,
 ) -> float:
-    """A lower bound, usually tight, of the inherent Bellman error I_φ (definition 2).
+    """A lower bound, usually tight, of the inherent Bellman error I_φ^h of T^h.
 
-        I_φ = sup over θ in B_φ of inf over θ̃ in B_φ of ‖TQ_θ − Q_θ̃‖_∞
+    For h = 1 it is definition 2 of the paper, for more steps the error of appendix D.1.
+
+        I_φ^h = sup over θ in B_φ of inf over θ̃ in B_φ of ‖T^hQ_θ − Q_θ̃‖_∞
 
     The infimum is exact (``best_fit``). The supremum is over a function that is neither convex nor
-    concave, so it is searched, from θ = 0 and random vertices of B_φ. Each step takes the dual
-    solution y of the fit; the error grows at least like yᵀTQ_θ. The step maximises yᵀTQ_θ by a
-    linear program. States with a negative weight keep their maximum over actions exactly; the other
-    states keep their current greedy action. No step therefore decreases the error. Every θ of the
-    search lies in B_φ, so its error is at most I_φ.
+    concave, so it is searched, from θ = 0 and random vertices of B_φ. Each iteration takes the dual
+    solution y of the fit; the error grows at least like yᵀT^hQ_θ. The iteration maximises a lower
+    bound of yᵀT^hQ_θ, exact at the current θ, by a linear program. It keeps the h maxima over
+    actions exactly where the weight of a state is negative, and follows the current greedy actions
+    elsewhere. No iteration therefore decreases the error. Every θ of the search lies in B_φ, so its
+    error is at most I_φ^h.
 
     Args:
       mdp: the MDP.
       features: φ, shape (S, A, d).
       bound: D of B_φ; max|r| / (1 − γ) if not given.
+      steps: h, the number of Bellman backups in T^h.
       starts: random starts in addition to θ = 0; more starts can only raise the result.
-      steps: the largest number of linear programs for each start; most starts stop after a few.
+      iterations: the largest number of fits for each start; most starts stop after a few.
       seed: the seed of the starts.
     """
     phi = as_float64(features, "features", "S A d")
@@ -72,35 +77,49 @@ def inherent_bellman_error(
         raise ValueError(
             f"features have shape {phi.shape}, but the MDP has (S, A) = {mdp.reward.shape}"
         )
-    if starts < 0 or steps < 1:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}; it is h, the backups in T^h")
+    if starts < 0 or iterations < 1:
         raise ValueError(
-            f"starts must be at least 0 and steps at least 1, got {starts} and {steps}"
+            f"starts must be at least 0 and iterations at least 1, got {starts} and {iterations}"
         )
-    bound = value_bound(mdp) if bound is None else bound
-    space = _Space(phi, bound)
+    space = _Space(phi, value_bound(mdp) if bound is None else bound)
+    return max(
+        _ascend(mdp, space, point, steps, iterations)[0]
+        for point in _starts(mdp, space, starts, seed)
+    )
+
+
+def _starts(mdp: MDP, space: "_Space", starts: int, seed: int) -> list[FloatArray]:
+    """θ = 0 and random vertices of B_φ, as points of the space."""
     rng = np.random.default_rng(seed)
     points = [np.zeros(space.dim)]
     if space.dim:
         points += [
             space.vertex(space.basis.T @ rng.normal(size=mdp.reward.size)) for _ in range(starts)
         ]
-    return max(_ascend(mdp, space, point, steps) for point in points)
+    return points
 
 
-def _ascend(mdp: MDP, space: "_Space", point: FloatArray, steps: int) -> float:
-    best = 0.0
-    for step in range(steps):
-        q = (space.basis @ point).reshape(mdp.reward.shape)
-        _, error, dual = space.fit(bellman_backup(mdp, q).ravel())
-        if step and error <= best * (1 + 1e-9) + 1e-12 * space.bound:
+def _ascend(
+    mdp: MDP, space: "_Space", point: FloatArray, steps: int, iterations: int
+) -> tuple[float, FloatArray]:
+    """The largest error that the search finds from one start, and the point that has it."""
+    best, best_point = 0.0, point
+    for iteration in range(iterations):
+        backups = [(space.basis @ point).reshape(mdp.reward.shape)]
+        for _ in range(steps):
+            backups.append(backup_of(mdp, backups[-1]))
+        _, error, dual = space.fit(backups.pop().ravel())
+        if iteration and error <= best * (1 + 1e-9) + 1e-12 * space.bound:
             break
-        best = error
-        # d(error)/dV(s') ≥ weight(s') with V(s') = max_a Q(s', a).
+        best, best_point = error, point
+        # d(error)/dV(s') ≥ weight(s') with V(s') = max_a T^{h−1}Q(s', a).
         weight = mdp.discount * dual @ mdp.transition.reshape(-1, mdp.num_states)
         if not space.dim or not np.abs(weight).max() > 0:
             break
-        point = space.ascend(weight, q)
-    return best
+        point = space.ascend(mdp, weight, backups)
+    return best, best_point
 
 
 class _Space:
@@ -156,30 +175,53 @@ class _Space:
         result = _solve(-direction, rows, np.ones(len(rows)), [(None, None)] * self.dim)
         return self.bound * np.asarray(result.x)
 
-    def ascend(self, weight: FloatArray, q: FloatArray) -> FloatArray:
-        """The point that maximises Σ_s weight(s) V(s) with V(s) = max_a Q(s, a).
+    def ascend(self, mdp: MDP, weight: FloatArray, backups: list[FloatArray]) -> FloatArray:
+        """The point that maximises a lower bound of Σ_s weight(s) V_{h−1}(s), exact at Q.
 
-        V(s) is linearised at q where the weight is positive.
+        V_k(s) = max_a T^kQ(s, a), and ``backups`` are Q, TQ, …, T^{h−1}Q at the current point.
+        Where the weight is positive, V_{h−1} is at least the return of the current greedy actions,
+        which is linear in Q. Where the weight is negative, V_{h−1} is kept exactly.
         """
         actions = self.num_actions
         by_state = self.basis.reshape(-1, actions, self.dim)
         states = np.arange(len(by_state))
-        kept = by_state[states, q.argmax(axis=1)]
-        negative = np.flatnonzero(weight < 0)
-        # A variable u(s) ≥ Q(s, a) for all a stands for V(s) where the weight is negative; the
-        # maximisation pushes u(s) down to V(s).
-        above = np.repeat(-np.eye(len(negative)), actions, axis=0)
-        rows = np.block(
-            [
-                [self.basis, np.zeros((len(self.basis), len(negative)))],
-                [-self.basis, np.zeros((len(self.basis), len(negative)))],
-                [by_state[negative].reshape(-1, self.dim), above],
-            ]
-        )
-        limits = np.concatenate([np.ones(2 * len(self.basis)), np.zeros(len(above))])
         positive = np.maximum(weight, 0)
-        cost = -np.concatenate([positive @ kept, weight[negative]]) / np.abs(weight).max()
-        result = _solve(cost, rows, limits, [(None, None)] * (self.dim + len(negative)))
+        for q in backups[:0:-1]:
+            positive = mdp.discount * positive @ mdp.transition[states, q.argmax(axis=1)]
+        kept = by_state[states, backups[0].argmax(axis=1)]
+        # The states whose V_k the kept V_{h−1} depend on, for k = 0, …, h − 1.
+        needed = [np.flatnonzero(weight < 0)]
+        for _ in backups[1:]:
+            needed.insert(0, np.flatnonzero(mdp.transition[needed[0]].any(axis=(0, 1))))
+        # A variable u_k(s) ≥ T^kQ(s, a) for all a stands for V_k(s); the maximisation pushes
+        # u_{h−1}, and through it all u_k, down to V_k. Q is in units of D, and u_k in a unit that
+        # also holds the rewards.
+        largest = float(np.abs(mdp.reward).max()) if len(backups) > 1 else 0.0
+        unit = max(self.bound, largest)
+        ends = self.dim + np.cumsum([0, *map(len, needed)])
+        size = len(self.basis)
+        rows = np.zeros((2 * size + actions * (ends[-1] - self.dim), ends[-1]))
+        rows[:size, : self.dim] = self.basis
+        rows[size : 2 * size, : self.dim] = -self.basis
+        limits = np.concatenate([np.ones(2 * size), np.zeros(len(rows) - 2 * size)])
+        first = 2 * size
+        for k, here in enumerate(needed):
+            block = slice(first, first + actions * len(here))
+            first = block.stop
+            if k == 0:
+                rows[block, : self.dim] = self.bound / unit * by_state[here].reshape(-1, self.dim)
+            else:
+                step = mdp.transition[here][:, :, needed[k - 1]]
+                rows[block, ends[k - 1] : ends[k]] = mdp.discount * step.reshape(
+                    actions * len(here), len(needed[k - 1])
+                )
+                limits[block] = -mdp.reward[here].ravel() / unit
+            rows[block, ends[k] : ends[k + 1]] = np.repeat(-np.eye(len(here)), actions, axis=0)
+        cost = np.zeros(ends[-1])
+        cost[: self.dim] = -self.bound / unit * (positive @ kept)
+        cost[ends[-2] :] = -weight[needed[-1]]
+        cost /= np.abs(weight).max()
+        result = _solve(cost, rows, limits, [(None, None)] * len(cost))
         return self.bound * np.asarray(result.x[: self.dim])
 
 
