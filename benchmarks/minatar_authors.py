@@ -69,7 +69,7 @@ def main(settings: Settings) -> None:
                 mean = np.average(returns[late], weights=episodes[late])
                 print(f"{game}, {THEIRS}, last tenth: {mean:.1f}")
         panel.set(title=f"minatar/{game}", ylabel="training return")
-        tidy(panel, f"minatar/{game}")
+        tidy(panel, "frames (= agent steps)")
     legend(figure, (OURS, UNIFORM, THEIRS), "a line for each seed")
     settings.out.write_bytes(to_png(figure))
     print(settings.out)

@@ -17,7 +17,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from spectral_bellman.report.figures import styles, to_png
-from spectral_bellman.scores import normalized
+from spectral_bellman.scores import MINATAR
 
 GAMES = ("breakout", "asterix")
 REMOVED = "forms that were removed"
@@ -63,9 +63,8 @@ class Point:
         """Mean and standard error over seeds of the sum of the normalised scores."""
         total = np.zeros(())
         for game, row in self.rows.items():
-            scores = normalized(f"minatar/{game}", np.array(row[kind]))
-            assert scores is not None
-            total = total + scores
+            one, zero = MINATAR[game]
+            total = total + (np.array(row[kind]) - zero) / (one - zero)
         return _mean(total)
 
 

@@ -170,21 +170,6 @@ def human_normalized(game: str, score: int | float | ArrayLike) -> float | NDArr
     return normalized if normalized.ndim else float(normalized)
 
 
-def normalized(env: str, score: NDArray[np.floating]) -> NDArray[np.float64] | None:
-    """Scores on an environment, on a scale that can be averaged over environments.
-
-    Human-normalised for the paper's Atari games, by `MINATAR` for its five games. None for an
-    environment without reference scores.
-    """
-    family, _, game = env.partition("/")
-    if family == "atari" and game in HUMAN:
-        return np.asarray(human_normalized(game, score))
-    if family == "minatar" and game in MINATAR:
-        one, zero = MINATAR[game]
-        return (np.asarray(score, np.float64) - zero) / (one - zero)
-    return None
-
-
 def iqm(x: ArrayLike, axis: int = 0) -> np.ndarray:
     """The interquartile mean: the mean along `axis` without the ⌊n/4⌋ values at either end."""
     data = np.asarray(x, float)

@@ -2,7 +2,13 @@
 
 import pytest
 
-from spectral_bellman.disk.migrate import BEFORE, migrated, upgraded
+from spectral_bellman.disk.migrate import (
+    BEFORE,
+    FEED_FORWARD,
+    migrated,
+    upgraded,
+    with_backbone,
+)
 
 
 def old(preset: str, **agent: object) -> dict[str, object]:
@@ -50,6 +56,42 @@ def test_version_2_had_settings_of_the_host_for_all_environments(env: str, names
     assert set(found["host"] or {}) == names
     assert not {"groups", "cores", "replay_memory"} & set(found)
     assert before["groups"] == 2, "the config itself is not changed"
+
+
+def test_version_4_added_choices_and_moved_one_setting() -> None:
+    solver = {"name": "adam", "q_steps": 4}
+    record = {"name": "spectral", "q_start": "backup", "solver": solver}
+    before = {"schema": 3, "env": "x", "agent": {"representation": record, "double": True}}
+    found = with_backbone(before, 4)
+    assert found["schema"] == 4
+    assert found["agent"] == {
+        **FEED_FORWARD,
+        "double": True,
+        "representation": {"name": "spectral", "solver": {**solver, "q_start": "backup"}},
+    }
+    assert record["q_start"] == "backup", "the config itself is not changed"
+    assert with_backbone({"schema": 3, "env": "x"}, 4) == {"schema": 4, "env": "x"}
+
+
+@pytest.mark.parametrize(
+    ("exploration", "steps", "lowered"),
+    [
+        ("thompson", 100, "variance"),
+        ("ucb", 100, "variance"),
+        ("epsilon", 100, None),
+        ("thompson", 0, None),
+    ],
+)
+def test_version_1_annealed_the_variance_of_the_noise(
+    exploration: str, steps: int, lowered: str | None
+) -> None:
+    config = old("dqn-ts", exploration=exploration, noise_anneal_steps=steps)
+    found = migrated(config, 4)["provenance"]
+    assert found == {"x": 1} | ({"noise_anneals": lowered} if lowered else {})
+    without = {key: value for key, value in config.items() if key != "provenance"}
+    assert migrated(without, 4).get("provenance") == (
+        {"noise_anneals": lowered} if lowered else None
+    )
 
 
 def test_the_config_itself_is_not_changed() -> None:

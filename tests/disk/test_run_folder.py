@@ -38,7 +38,7 @@ def test_a_config_comes_back_with_its_version(tmp_path: Path) -> None:
         ("[]", r"config\.json: not a JSON object"),
         ({"env": "x"}, r'config\.json: no text under "preset"'),
         ({"preset": "dqn", "env": 3}, r'config\.json: no text under "env"'),
-        (CONFIG | {"schema": 4}, "schema version 4 .* reads version 3: update spectral_bellman"),
+        (CONFIG | {"schema": 5}, "schema version 5 .* reads version 4: update spectral_bellman"),
         (CONFIG | {"schema": "2"}, "schema version '2'"),
         (CONFIG | {"schema": True}, "schema version True"),
     ],
@@ -63,6 +63,9 @@ def test_an_older_run_is_refused_with_a_reason_and_its_commit(tmp_path: Path) ->
         read_config(put(tmp_path, old))
     with pytest.raises(OldRun, match="its commit is not known"):
         read_config(put(tmp_path, CONFIG))
+    for version in (2, 3):
+        with pytest.raises(OldRun, match=f"schema version {version}, .*: commit abc123"):
+            read_config(put(tmp_path, old | {"schema": version}))
 
 
 def test_an_older_run_is_migrated_for_a_report(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from spectral_bellman.disk.archive import add_runs
+from spectral_bellman.disk.run_folder import SCHEMA
 from spectral_bellman.report.runs import find_runs, load_run, series
 
-CONFIG = {"schema": 2, "preset": "dqn", "env": "minatar/breakout", "agent": {}}
+CONFIG = {"schema": SCHEMA, "preset": "dqn", "env": "minatar/breakout", "agent": {}}
 
 
 def write(folder: Path, text: str | bytes, config: Any = CONFIG) -> Path:

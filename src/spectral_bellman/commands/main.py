@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from spectral_bellman._names import did_you_mean
 
@@ -84,13 +83,14 @@ def suite(
       at_once: runs side by side, which share the accelerator and divide the cores.
       dry_run: say what would be run, and stop.
     """
+    from spectral_bellman.commands.lists import named
     from spectral_bellman.commands.suite import suite
     from spectral_bellman.commands.suites import SUITES
 
     if name:
         suite(name, out, keep, minutes, at_once, dry_run, Console())
         return
-    table = Table("suite", "what it shows")
+    table = named("suite", "what it shows")
     for key, value in SUITES.items():
         table.add_row(key, value.what)
     Console().print(table)

@@ -1,15 +1,17 @@
 """``sbm train`` and ``sbm resume``: flags for what is live on this preset and environment."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from spectral_bellman.agents import choices
+from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.presets import PRESETS
+from spectral_bellman.commands.lists import settings
 from spectral_bellman.commands.side_by_side import cores_for_each, environments_in, side_by_side
 from spectral_bellman.disk.run_folder import CONFIG
 from spectral_bellman.environments.api import EnvironmentSpec
@@ -21,6 +23,7 @@ from spectral_bellman.training.config import (
     TrainConfig,
     configure,
     flat,
+    live,
     override,
     refuse_elsewhere,
     refuse_hidden,
@@ -55,7 +58,7 @@ def train(arguments: list[str]) -> None:
     default = configure(preset or "sbm-dqn-ts", spec, _chosen(arguments))
     if not helping:
         _refuse_unused(arguments, default, spec)
-    config, out, dry_run = _parse(arguments, default)
+    config, out, dry_run = _parse(arguments, default, set(live(default, spec)))
     config = dataclasses.replace(config, env=spec.name)
     folder = out or Path("out") / f"{config.preset}-{config.env.replace('/', '-')}"
     console = Console()
@@ -78,10 +81,7 @@ def resume(folder: Path, frames: int | None) -> None:
 
 def describe(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Console) -> None:
     """Say what would be run, with its parameters and memory."""
-    table = Table("setting", "value", title=f"{config.preset} on {config.env}")
-    for name, value in flat(config.resolved()).items():
-        table.add_row(name, str(value))
-    console.print(table)
+    settings(config, spec, console)
     runners = runner.build(config.resolved(), spec)
     need = memory.estimate(runners)
     say(
@@ -111,10 +111,18 @@ def say_result(result: runner.Result, console: Console) -> None:
         )
 
 
-def _parse(arguments: list[str], default: TrainConfig) -> tuple[TrainConfig, Path | None, bool]:
-    """The config, the folder, and whether it is a dry run."""
-    live = flat(default)
-    named = {kind: text for kind, text in CHOICES.items() if kind in live}
+def _parse(
+    arguments: list[str], default: TrainConfig, shown: Collection[str]
+) -> tuple[TrainConfig, Path | None, bool]:
+    """The config, the folder, and whether it is a dry run.
+
+    Args:
+      arguments: of the command line.
+      default: the config without them.
+      shown: the settings that have a use. The others have no flag.
+    """
+    values = flat(default)
+    named = {kind: text for kind, text in CHOICES.items() if kind in values}
     chosen: Any = dataclasses.make_dataclass(
         "Choices",
         [(kind, Annotated[str, tyro.conf.arg(help=text)]) for kind, text in named.items()],
@@ -144,18 +152,36 @@ def _parse(arguments: list[str], default: TrainConfig) -> tuple[TrainConfig, Pat
             "Train an agent on an environment. Defaults, and the settings that there are, are "
             "those of this preset on this environment."
         ),
-        default=kind(default, chosen(*(live[name] for name in named))),
+        default=kind(_without_flags(default, shown), chosen(*(values[name] for name in named))),
         args=arguments,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
     )
-    run = dataclasses.replace(parsed.run, **{name: getattr(parsed, name, None) for name in RECORDS})
+    records = {name: getattr(parsed, name, None) for name in RECORDS}
+    agent = {f.name: getattr(parsed.run.agent, f.name) for f in dataclasses.fields(AgentConfig)}
+    run = dataclasses.replace(parsed.run, agent=AgentConfig(**agent), **records)
     return run, parsed.out, parsed.dry_run
 
 
+def _without_flags(config: TrainConfig, shown: Collection[str]) -> TrainConfig:
+    """The config with an agent that tyro gives no flags for settings without a use."""
+    agent = config.agent
+    hidden = [
+        (field.name, Annotated[field.type, tyro.conf.Suppress], field.default)
+        for field in dataclasses.fields(agent)
+        if field.name in choices.flat(agent) and field.name not in shown
+    ]
+    if not hidden:
+        return config
+    kind: Any = dataclasses.make_dataclass("AgentConfig", hidden, bases=(AgentConfig,), frozen=True)
+    values = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    return dataclasses.replace(config, agent=kind(**values))
+
+
 def _chosen(arguments: list[str]) -> dict[str, Any]:
-    """The choices on the command line, which decide what other settings there are."""
-    found = {kind: value_of(arguments, f"--{kind.replace('_', '-')}") for kind in choices.KINDS}
-    return {kind: value for kind, value in found.items() if value is not None}
+    """What decides which other settings there are: the choices on the command line, the torso."""
+    names = (*choices.KINDS, "network")
+    found = {name: value_of(arguments, f"--{name.replace('_', '-')}") for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _refuse_unused(arguments: list[str], config: TrainConfig, spec: EnvironmentSpec) -> None:

@@ -155,7 +155,7 @@ def load(path: Path, like: Any) -> Any:
         )
 
     for name, want in wanted.items():
-        shape, dtype, key, _ = found[name]
+        shape, dtype, key = found[name]
         have = jax.ShapeDtypeStruct(shape, dtype)
         if key is not None:
             have = jax.eval_shape(partial(jax.random.wrap_key_data, impl=key), have)
@@ -177,7 +177,7 @@ def load(path: Path, like: Any) -> Any:
 
 
 def contents(path: Path) -> dict[str, Stored]:
-    """Where the leaves of the checkpoint at `path` lie in its file of arrays, by key path.
+    """The leaves in the file of arrays of the checkpoint at `path`, by key path.
 
     Raises:
         Damaged: a file is missing, truncated or altered.

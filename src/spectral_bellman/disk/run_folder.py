@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_bellman.disk.archive import is_archive, read_file
-from spectral_bellman.disk.migrate import OldRun, migrated, upgraded
+from spectral_bellman.disk.migrate import OldRun, migrated, upgraded, with_backbone
 from spectral_bellman.disk.provenance import write_json
 
 CONFIG = "config.json"
@@ -21,9 +21,9 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
-SCHEMA = 3
-"""Version of `config.json`. Version 2 is translated; version 1, without a number, has one flat
-record for the agent and is only reported."""
+SCHEMA = 4
+"""Version of `config.json`. Runs of older versions are reported, and not resumed. Versions 2 and 3
+are translated for that. Version 1, without a number, has one flat record for the agent."""
 
 __all__ = [
     "CHECKPOINTS",
@@ -89,7 +89,15 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
             f"{path} has schema version {schema!r} and this version of spectral_bellman reads "
             f"version {SCHEMA}: update spectral_bellman, or leave the run out"
         )
-    return config if schema == SCHEMA else upgraded(config, SCHEMA)
+    if schema == SCHEMA:
+        return config
+    if not migrate:
+        raise OldRun(
+            f"{path} has schema version {schema}, so an older version of spectral_bellman wrote "
+            "this run. sbm report still reads it. To go on training or evaluate it, install the "
+            f"version that wrote it: {_commit(config)}"
+        )
+    return upgraded(config, SCHEMA) if schema == 2 else with_backbone(config, SCHEMA)
 
 
 @contextlib.contextmanager

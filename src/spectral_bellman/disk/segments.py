@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from spectral_bellman.disk import checkpoint
-from spectral_bellman.disk.arrays import Chunks, fetched, memory
+from spectral_bellman.disk.arrays import Chunks, Stored, fetched, read_rows
 from spectral_bellman.disk.checkpoint import ARRAYS, INFO, Damaged
 from spectral_bellman.replay import Ring
 
@@ -152,16 +152,16 @@ def load(folder: Path, manifest: Manifest, like: Ring, place: jax.Device | None 
             "give the manifest that save returned"
         )
     segments = [
-        (_path(folder, entry) / ARRAYS, _offsets(folder, entry, like), _described(folder, entry))
+        (_path(folder, entry) / ARRAYS, _stored(folder, entry, like), _described(folder, entry))
         for entry in manifest
     ]
     names, structure = list(_named(like)), jax.tree.structure(_slots(like))
     shapes = _named(like).values()
     leaves: list[Any] = [jnp.zeros(leaf.shape, leaf.dtype, device=place) for leaf in shapes]
-    for file, offsets, segment in segments:
+    for file, stored, segment in segments:
         slot = segment.slot(like.capacity)
         for i, name in enumerate(names):
-            leaves[i] = _filled(leaves[i], file, offsets[name], slot)
+            leaves[i] = _filled(leaves[i], file, name, stored[name], slot)
     written = jnp.asarray(segment.written.astype(like.written.dtype), device=place)
     ring: Ring = jax.tree.unflatten(structure, leaves)
     return eqx.tree_at(lambda ring: ring.written, ring, written, is_leaf=lambda leaf: leaf is None)
@@ -221,8 +221,8 @@ def _found(folder: Path, entry: dict[str, Any]) -> _Segment | None:
         return None
 
 
-def _offsets(folder: Path, entry: dict[str, Any], like: Ring) -> dict[str, int]:
-    """Where each leaf lies in the segment's file, which must have the leaves of ``like``."""
+def _stored(folder: Path, entry: dict[str, Any], like: Ring) -> dict[str, Stored]:
+    """The leaves in the segment's file, which must be the leaves of ``like``."""
     path, info = _path(folder, entry), _document(folder, entry)["info"]
     stored, wanted = checkpoint.contents(path), _named(like)
     have: dict[str, Any] = {"capacity": info["capacity"], "stack": info["stack"]}
@@ -240,7 +240,7 @@ def _offsets(folder: Path, entry: dict[str, Any], like: Ring) -> dict[str, int]:
             f"{', '.join(str(want.get(name)) for name in differing)} in this run: resume with the "
             "settings and the version that it was written with, or start in another folder"
         )
-    return {name: leaf.offset for name, leaf in stored.items()}
+    return stored
 
 
 def _length(shape: tuple[int, ...], itemsize: int, slots: int) -> int:
@@ -259,21 +259,20 @@ def _chunks(leaf: Array, slot: np.ndarray) -> Iterator[np.ndarray]:
         yield fetched(_take(leaf, padded))[: len(index)]
 
 
-def _filled(leaf: Array, file: Path, offset: int, slot: np.ndarray) -> Array:
-    """The leaf, in the same memory, with its slots (slots, N) read from ``offset`` on of a file."""
-    num_envs, capacity, *rest = leaf.shape
+def _filled(leaf: Array, file: Path, name: str, stored: Stored, slot: np.ndarray) -> Array:
+    """The leaf, in the same memory, with its slots (slots, N) read from a file."""
+    num_envs, capacity, *_ = leaf.shape
     length = _length(leaf.shape, leaf.dtype.itemsize, len(slot))
-    with open(file, "rb") as source:
-        source.seek(offset)
-        for begin in range(0, len(slot), length):
-            index = slot[begin : begin + length]
+    for begin in range(0, len(slot), length):
+        index = slot[begin : begin + length]
+        chunk = read_rows(file, name, stored, begin, begin + len(index))
+        if missing := length - len(index):
             # Padding goes past the end, each row to a place of its own, as in `replay.add`.
-            beyond = np.arange(capacity, capacity + length - len(index), dtype=np.int32)
-            beyond = np.broadcast_to(beyond[:, None], (len(beyond), num_envs))
-            padded = np.concatenate([index, beyond])
-            chunk = np.zeros((length, num_envs, *rest), leaf.dtype)
-            source.readinto(memory(chunk[: len(index)]))
-            leaf = _put(leaf, chunk, padded).block_until_ready()  # one chunk at a time
+            beyond = np.arange(capacity, capacity + missing, dtype=np.int32)
+            beyond = np.broadcast_to(beyond[:, None], (missing, num_envs))
+            index = np.concatenate([index, beyond])
+            chunk = np.concatenate([chunk, np.zeros((missing, *chunk.shape[1:]), chunk.dtype)])
+        leaf = _put(leaf, chunk, index).block_until_ready()  # one chunk at a time
     return leaf
 
 

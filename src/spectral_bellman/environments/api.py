@@ -256,6 +256,10 @@ class ScoreScale:
     """The name of the scaled score, for tables and axes."""
     bounds: Callable[[str], tuple[float, float] | None]
     """Name of an environment -> the scores that count as 0 and as 1; None if nobody knows them."""
+    ends: tuple[str, str] | None = None
+    """Names of the two bounds, such as ("random", "human"), for a column each in tables."""
+    subsets: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Name of a part of the family -> its environments. Each part is also averaged on its own."""
 
     def normalized(self, name: str, score: ArrayLike) -> NDArray[np.float64] | None:
         """(score − zero)/(one − zero); None for an environment without bounds."""
@@ -302,10 +306,14 @@ class Family:
     suited: Callable[
         [EnvironmentSpec, Mapping[str, Any], Mapping[str, Any], Collection[str]], Changes
     ] = _no_changes
-    """``suited(spec, run, agent, chosen)``: changes to the settings that depend on the environment
-    or on the machine. ``run`` and ``agent`` are the settings so far: the family's, then the
-    preset's. ``chosen`` are the names of the agent's settings that the preset itself sets. The
-    changes win over the settings so far, and a user's own settings win over the changes."""
+    """``suited(spec, run, agent, chosen)``: changes to the settings that depend on the
+    environment. ``run`` and ``agent`` are the settings so far: the family's, then the preset's.
+    ``chosen`` are the names of the agent's settings that the preset itself sets. The changes win
+    over the settings so far, and a user's own settings win over the changes."""
+    machine: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Changes] = _no_changes
+    """``machine(backend, run, agent)``: further changes that depend on JAX's backend, "cpu" or
+    "gpu". They must keep the rates for each agent step: runs that differ in these changes alone
+    count as runs of the same agent."""
     protocol: PlayProtocol | None = None
     """How the family is played by default."""
     frame_unit: str = "frames (= agent steps)"
@@ -318,6 +326,27 @@ class Family:
     """Whether host environments step outside Python's lock, so that an evaluation can go on beside
     training. Environments written in Python would only take turns with it."""
     score_scale: ScoreScale | None = None
+    """The common scale of the scores; None if the family has none."""
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What reports need to know of an environment of this family, for ``config.json``."""
+        scale = self.score_scale
+        bounds = scale.bounds(name) if scale else None
+        score = None
+        if scale and bounds:
+            score = {
+                "label": scale.label,
+                "zero": float(bounds[0]),
+                "one": float(bounds[1]),
+                "ends": list(scale.ends) if scale.ends else None,
+                "subsets": [part for part, names in scale.subsets.items() if name in names],
+            }
+        return {
+            "family": self.name,
+            "title": self.title,
+            "frame_unit": self.frame_unit,
+            "score": score,
+        }
 
     @property
     def prefixes(self) -> tuple[str, ...]:

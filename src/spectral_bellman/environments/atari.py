@@ -15,7 +15,7 @@ the number of each block and its actions. Longer blocks are faster to train and 
 import base64
 import functools
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from spectral_bellman.environments.api import (
     ScoreScale,
     block_seed,
 )
+from spectral_bellman.scores import ATARI_EXPLORE, HUMAN, RANDOM, rom_name
 
 NEVER = 10**9
 
@@ -260,8 +261,6 @@ class AtariEnvironments:
 
 def make(name: str) -> EnvironmentSpec:
     """The game of a name; spelling, case and punctuation as ``scores.rom_name`` takes them."""
-    from spectral_bellman.scores import rom_name
-
     game = rom_name(name)
     return EnvironmentSpec(
         f"atari/{game}",
@@ -303,11 +302,9 @@ def _replay(
         yield RenderedStep(shown[0, 0], float(reward[0]))
 
 
-def suited(
-    spec: EnvironmentSpec, run: Mapping[str, Any], agent: Mapping[str, Any], chosen: Collection[str]
-) -> Changes:
+def machine(backend: str, run: Mapping[str, Any], agent: Mapping[str, Any]) -> Changes:
     """On a CPU: fewer emulators and shorter rounds, at as many samples per agent step."""
-    if jax.default_backend() != "cpu":
+    if backend != "cpu":
         return {}, {}
     num_envs = round_steps = 16
     rounds = run["num_envs"] * run["round_steps"] // (num_envs * round_steps)
@@ -322,8 +319,6 @@ def suited(
 
 
 def _human_scores(name: str) -> tuple[float, float] | None:
-    from spectral_bellman.scores import HUMAN, RANDOM
-
     game = name.partition("/")[2]
     return (RANDOM[game], HUMAN[game]) if game in HUMAN else None
 
@@ -361,11 +356,16 @@ FAMILY = Family(
         "noise_anneal_steps": 250_000,
     },
     make=make,
-    suited=suited,
+    machine=machine,
     protocol=AtariProtocol(),
-    frame_unit="frames (4 an agent step)",
+    frame_unit="frames (4 per agent step)",
     frames_per_second=60.0,
     film="mp4",
     steps_beside_python=True,
-    score_scale=ScoreScale("human-normalised score", _human_scores),
+    score_scale=ScoreScale(
+        "human-normalised score",
+        _human_scores,
+        ends=("random", "human"),
+        subsets={"with sparse rewards": tuple(f"atari/{game}" for game in ATARI_EXPLORE)},
+    ),
 )

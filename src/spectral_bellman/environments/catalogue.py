@@ -7,7 +7,7 @@ when an environment is made.
 
 from typing import Any
 
-from spectral_bellman.environments import atari, custom, deep_sea, gym, minatar
+from spectral_bellman.environments import atari, custom, deep_sea, gym, memory, minatar
 from spectral_bellman.environments.api import EnvironmentSpec, Family, nearest
 
 __all__ = ["FAMILIES", "Family", "available", "family_of", "make", "register"]
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         deep_sea.FAMILY,
         minatar.FAMILY,
+        memory.FAMILY,
         atari.FAMILY,
         custom.FAMILY,
         gym.FAMILY,  # after custom: gym adopts all callables, and a JAX environment may be one

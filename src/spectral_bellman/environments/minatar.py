@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int, UInt8
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.environments.api import EnvironmentSpec, Family, ScoreScale, Step, nearest
+from spectral_bellman.scores import MINATAR
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
@@ -148,8 +149,6 @@ def make(name: str) -> EnvironmentSpec:
 
 
 def _bounds(name: str) -> tuple[float, float] | None:
-    from spectral_bellman.scores import MINATAR
-
     one, zero = MINATAR.get(name.partition("/")[2], (None, None))
     return None if one is None or zero is None else (zero, one)
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from spectral_bellman import scores
-from spectral_bellman.report.families import FAMILIES
-from spectral_bellman.report.groups import Group
+from spectral_bellman.report.families import Environment, Scale
+from spectral_bellman.report.groups import Group, merged_notes
 from spectral_bellman.report.scoring import GREEDY_NOTE, TRAINING, TRAINING_NOTE
 from spectral_bellman.report.tables import Cell, Table, estimate, number
 from spectral_bellman.scores import Interval, iqm, stratified_interval
@@ -30,6 +30,20 @@ class Comparison(NamedTuple):
     agents: dict[str, list[Group]]
     """Agent -> its groups, in the order of the games."""
 
+    @property
+    def frame_unit(self) -> str:
+        """What a frame of these games is."""
+        return self._first.frame_unit
+
+    @property
+    def ends(self) -> tuple[str, str] | None:
+        """Names of the scores that count as 0 and as 1, if tables show them."""
+        return self._first.score.ends if self._first.score else None
+
+    @property
+    def _first(self) -> Environment:
+        return next(iter(self.agents.values()))[0].environment
+
     def table(self, agent: str, *, training: bool = False) -> np.ndarray:
         """Normalised final scores, or training returns: (seeds, games).
 
@@ -38,9 +52,14 @@ class Comparison(NamedTuple):
         columns = []
         for group in self.agents[agent]:
             values = group.training if training else group.final
-            columns.append(_normalized(group.env, values[np.isfinite(values)]))
+            columns.append(_normalized(group, values[np.isfinite(values)]))
         seeds = min(map(len, columns))
         return np.stack([column[:seeds] for column in columns], axis=1)
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups, agent by agent."""
+        return [group for groups in self.agents.values() for group in groups]
 
     def rule(self, agent: str) -> str:
         """How an agent was scored, with all rules where they differ between games."""
@@ -52,17 +71,22 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
 
     The largest sets come first. Left out are sets that one agent alone has played where others have
     played some of the games, games without reference scores, and agents without a finished episode.
-    The paper's Atari games with sparse rewards form a set of their own if there are others besides.
+    The subsets of a family, such as Atari's games with sparse rewards, form sets of their own if
+    there are other games besides.
     """
     found = []
-    for family in ("atari", "minatar"):
+    scored = [group for group in groups if _has_score(group)]
+    for family in dict.fromkeys(group.environment.family for group in scored):
         played: dict[str, dict[str, Group]] = {}
-        for group in groups:
-            if group.env.startswith(family + "/") and _has_score(group):
-                played.setdefault(group.agent, {})[group.env] = group
+        subsets: dict[str, set[str]] = {}
+        for group in (group for group in scored if group.environment.family == family):
+            played.setdefault(group.agent, {})[group.env] = group
+            for part in _scale(group).subsets:
+                subsets.setdefault(part, set()).add(group.env)
+            title, label = group.environment.title, _scale(group).label
         sets = {tuple(sorted(envs)) for envs in played.values()}
-        sparse = {f"atari/{game}" for game in scores.ATARI_EXPLORE}
-        sets |= {tuple(env for env in games if env in sparse) for games in sets}
+        for envs in subsets.values():
+            sets |= {tuple(env for env in games if env in envs) for games in sets}
         for games in sorted(sets, key=lambda games: (-len(games), games)):
             agents = {
                 agent: [envs[game] for game in games]
@@ -71,9 +95,9 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
             }
             if len(games) < 2 or len(agents) == 1 < len(played):
                 continue
-            title = f"{FAMILIES[family].title}: {len(games)} games"
-            title += " with sparse rewards" if set(games) <= sparse else ""
-            found.append(Comparison(title, FAMILIES[family].score, games, agents))
+            inside = [part for part, envs in subsets.items() if set(games) <= envs]
+            name = " ".join([f"{title}: {len(games)} games", *inside])
+            found.append(Comparison(name, label, games, agents))
     return found
 
 
@@ -115,19 +139,20 @@ def aggregate_table(comparison: Comparison, rows: Mapping[str, str]) -> Table:
         lines.append([Cell(agent), row, Cell(rules[agent]), seeds, *cells, better])
     header = ("agent", "the paper's row", "score", "seeds", *names, "P(better than dqn)")
     games = ", ".join(game.partition("/")[2].replace("_", " ") for game in comparison.games)
-    notes = [games, *rule_notes(rules.values()), INTERVAL]
+    about = merged_notes((group.agent, group.notes) for group in comparison.groups)
+    notes = [games, *rule_notes(rules.values()), INTERVAL, *about]
     minor = ("the paper's row", "score", "median", "mean")
     return Table(f"{comparison.title}, {comparison.score}", header, lines, notes, minor)
 
 
 def games_table(comparison: Comparison) -> Table:
     """The mean final score of each agent in each game, as the game counts; the paper's table."""
-    atari = comparison.games[0].startswith("atari/")
-    header = ["game", *(("random", "human") if atari else ()), *comparison.agents]
+    header = ["game", *(comparison.ends or ()), *comparison.agents]
     rows = []
     for i, game in enumerate(comparison.games):
         name = game.partition("/")[2]
-        ends = (scores.RANDOM[name], scores.HUMAN[name]) if atari else ()
+        scale = _scale(next(iter(comparison.agents.values()))[i])
+        ends = (scale.zero, scale.one) if comparison.ends else ()
         means = [float(np.nanmean(groups[i].final)) for groups in comparison.agents.values()]
         top = max(means)
         cells = [Cell(number(mean), mean, mean == top and len(means) > 1) for mean in means]
@@ -164,7 +189,7 @@ def curve(comparison: Comparison, agent: str) -> tuple[np.ndarray, Interval]:
     first, last = max(frames[0] for frames in points), min(frames[-1] for frames in points)
     grid = np.linspace(first, last, POINTS)
     columns = [
-        _normalized(group.env, np.array([np.interp(grid, *row) for row in rows[:seeds]]))
+        _normalized(group, np.array([np.interp(grid, *row) for row in rows[:seeds]]))
         for group, rows in zip(groups, curves, strict=True)
     ]
     table = np.stack(columns, axis=1)  # (seeds, games, T)
@@ -187,11 +212,14 @@ def profile(comparison: Comparison, agent: str) -> tuple[np.ndarray, Interval]:
 
 
 def _has_score(group: Group) -> bool:
-    known = np.isfinite(group.final).any()
-    return bool(known) and scores.normalized(group.env, group.final) is not None
+    return group.environment.score is not None and bool(np.isfinite(group.final).any())
 
 
-def _normalized(env: str, values: np.ndarray) -> np.ndarray:
-    normal = scores.normalized(env, values)
-    assert normal is not None
-    return normal
+def _scale(group: Group) -> Scale:
+    scale = group.environment.score
+    assert scale is not None, group.env
+    return scale
+
+
+def _normalized(group: Group, values: np.ndarray) -> np.ndarray:
+    return _scale(group).normalized(values)

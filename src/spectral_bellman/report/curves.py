@@ -37,7 +37,7 @@ def curves_figure(groups: Sequence[Group]) -> Figure:
         columns = 2 if len(envs) <= 3 else 4
     figure, axes = figures.grid(_packed(panels, columns), width=5.2, height=3.6)
     for (env, key), panel in axes.items():
-        _draw(panel, shown[env], styles, env, key, single_seeds=True)
+        _draw(panel, shown[env], styles, key, single_seeds=True)
         panel.set(title=env, ylabel=names[key])
     drawn = [group for env in envs for group in shown[env]]
     several = any(sum(len(run.seeds) for run in group.runs) > 1 for group in drawn)
@@ -63,7 +63,7 @@ def games_figure(comparisons: Sequence[aggregate.Comparison]) -> Figure | None:
         for agent in shown[i]:
             _draw_interval(left, agent, styles[agent], *aggregate.curve(comparison, agent))
             _draw_interval(right, agent, styles[agent], *aggregate.profile(comparison, agent))
-        figures.tidy(left, comparison.games[0])
+        figures.tidy(left, comparison.frame_unit)
         figures.tidy(right)
         left.set(title=comparison.title, ylabel=f"IQM of the {comparison.score}")
         right.set(title=comparison.title, ylabel="share of runs above", xlabel=comparison.score)
@@ -94,7 +94,7 @@ def diagnostics_figure(groups: Sequence[Group]) -> Figure | None:
     styles = _styles(shown)
     several = len({env for env, _ in axes}) > 1
     for (env, key), panel in axes.items():
-        drawn = _draw(panel, shown[env], styles, env, key)
+        drawn = _draw(panel, shown[env], styles, key)
         name = key.removeprefix(DIAGNOSTIC).replace("_", " ")
         panel.set_title(f"{name}\n{env}" if several else name)
         if drawn.size and drawn.min() > 0 and drawn.max() > 100 * drawn.min():
@@ -143,7 +143,6 @@ def _draw(
     panel: Axes,
     groups: Sequence[Group],
     styles: Mapping[str, dict[str, Any]],
-    env: str,
     key: str,
     *,
     single_seeds: bool = False,
@@ -166,7 +165,7 @@ def _draw(
             panel.fill_between(x, interval.low, interval.high, color=color, alpha=0.17, lw=0)
         panel.plot(x, interval.value, **style, **marker, lw=1.8, label=group.agent)
         drawn.append(interval.value)
-    figures.tidy(panel, env)
+    figures.tidy(panel, groups[0].environment.frame_unit)
     return np.concatenate(drawn)
 
 

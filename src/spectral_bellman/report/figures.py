@@ -13,8 +13,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 
-from spectral_bellman.report.families import family_of
-
 BASELINE = "dqn"
 """The agent that the others are compared with. It is black."""
 MOST_LINES = 6
@@ -42,6 +40,10 @@ LOOKS = {
     "sbm-dqn-ts-paper": (VERMILLION, "-."),
     "sbm-linear-dqn-ts": (BLUE, "-"),
     "sbm-linear-dqn": (BLUE, "--"),
+    "r2d2": (BLACK, ":"),
+    "sbm-r2d2-ts": (WINE, "--"),
+    "sbm-r2d2": (OLIVE, "--"),
+    "sbm-r2d2-ts-paper": (WINE, "-."),
     # sbm-dqn-ts explores by Thompson sampling, and sbm-dqn by ε-greedy actions.
     "sbm-dqn-ts (exploration=thompson)": (VERMILLION, "-"),
     "sbm-dqn-ts (exploration=epsilon)": (OLIVE, "-"),
@@ -51,10 +53,10 @@ LOOKS = {
 """Colour and line style of each agent, the same in every figure."""
 
 
-def tidy(panel: Axes, env: str | None = None) -> None:
-    """Set grid and spines; with an environment, label the horizontal axis as its frames."""
-    if env is not None:
-        panel.set_xlabel(family_of(env).frames)
+def tidy(panel: Axes, frame_unit: str | None = None) -> None:
+    """Set grid and spines; with a unit of frames, label the horizontal axis with it."""
+    if frame_unit is not None:
+        panel.set_xlabel(frame_unit)
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     panel.set_xlim(left=0)

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from spectral_bellman.disk.migrate import NOISE_ANNEALS
+from spectral_bellman.report.families import UNKNOWN, Environment, environments
 from spectral_bellman.report.runs import Run, series
 from spectral_bellman.report.scoring import TRAINING, SeedScore, rule, seed_score, training_return
 
@@ -20,7 +22,7 @@ UNSET = "unset"
 """The value of a setting in the label of a run whose config does not have it."""
 
 
-CHOICES = {"representation", "exploration", "solver"}
+CHOICES = {"backbone", "operator", "sampling", "representation", "exploration", "solver"}
 """Settings that have settings of their own."""
 REMOVED = {"expected", "averaged"}
 """Representations of earlier versions."""
@@ -33,6 +35,17 @@ class Group:
     env: str
     agent: str
     runs: Sequence[Run]
+    environment: Environment = UNKNOWN
+    """What the report knows of the environment."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know about the agent and cannot see in its settings."""
+        lowered = {fact for run in self.runs if (fact := run.provenance.get(NOISE_ANNEALS))}
+        return [
+            f"noise annealed by its {what} (version 0.1), not by its standard deviation"
+            for what in sorted(lowered)
+        ]
 
     @property
     def frames(self) -> list[int]:
@@ -91,6 +104,15 @@ class Group:
         return [seed_score(run, seed) for run in self.runs for seed in run.seeds]
 
 
+def merged_notes(notes: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Each note once, after the agents that it is about; from agents with their notes."""
+    agents: dict[str, dict[str, None]] = {}
+    for agent, texts in notes:
+        for text in texts:
+            agents.setdefault(text, {})[agent] = None
+    return [f"{', '.join(names)}: {text}" for text, names in agents.items()]
+
+
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Runs of one preset in one environment, pooled if all their agent settings are the same.
 
@@ -99,7 +121,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     setting that only one of two configs has counts as a difference: what the other run did is not
     known. Its label says "unset".
     """
-    settings = [flat_settings(run.config.get("agent") or {}) for run in runs]
+    known = environments(runs)
+    settings = [_settings(run) for run in runs]
     # A setting is named if it differs within an environment. One that differs only between
     # environments distinguishes no agents.
     differing: dict[str, set[str]] = {}
@@ -129,7 +152,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for (env, agent), members in pooled.items():
         _refuse_seeds_twice(env, agent, members)
     return [
-        Group(env, agent, members) for (env, agent), members in sorted(pooled.items(), key=_key)
+        Group(env, agent, members, known[env])
+        for (env, agent), members in sorted(pooled.items(), key=_key)
     ]
 
 
@@ -157,6 +181,14 @@ def flat_settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]
         for name, text in flat_settings(own).items():
             flat[f"{prefix}{key}.{name}" if prefix + name in flat else prefix + name] = text
     return flat
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The settings of a run's agent, and what annealing lowered if its noise was annealed."""
+    settings = flat_settings(run.config.get("agent") or {})
+    if settings.get("noise_anneal_steps", "0") != "0":
+        settings[NOISE_ANNEALS] = run.provenance.get(NOISE_ANNEALS, "deviation")
+    return settings
 
 
 def _place(run: Run) -> tuple[str, str]:

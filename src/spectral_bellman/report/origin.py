@@ -20,7 +20,7 @@ def origin_table(groups: Sequence[Group]) -> Table:
         agents.setdefault(group.agent, []).append(group)
     rows = []
     for agent, played in agents.items():
-        facts = [run.config.get("provenance") or {} for group in played for run in group.runs]
+        facts = [run.provenance for group in played for run in group.runs]
         seeds = {seed for group in played for run in group.runs for seed in run.seeds}
         texts = (
             _ranges(seeds),

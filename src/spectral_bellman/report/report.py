@@ -14,7 +14,7 @@ from spectral_bellman.report import aggregate
 from spectral_bellman.report.curves import curves_figure, diagnostics_figure, games_figure
 from spectral_bellman.report.deep_sea import deep_sea_figure, deep_sea_table
 from spectral_bellman.report.figures import to_png
-from spectral_bellman.report.groups import Group, group_runs
+from spectral_bellman.report.groups import Group, group_runs, merged_notes
 from spectral_bellman.report.origin import origin_table
 from spectral_bellman.report.page import page
 from spectral_bellman.report.runs import find_runs, load_run
@@ -102,6 +102,7 @@ def summarise(group: Group) -> dict[str, Any]:
         "frames": group.frames,
         "score": group.key,
         "rule": group.rule,
+        "notes": group.notes,
         "scores": [_number(value) for value in group.final],
         **intervals,
         "training": [_number(value) for value in group.training],
@@ -115,7 +116,8 @@ def scores_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     header = ("env", "agent", "seeds", "frames", "score", *STATISTICS, "training", "frames/s")
     spread = any(row["mean"] and row["mean"]["low"] is not None for row in summaries)
     rules = aggregate.rule_notes([*(row["rule"] for row in summaries), TRAINING])
-    notes = rules + [CAPTION] * spread
+    about = merged_notes((row["agent"], row["notes"]) for row in summaries)
+    notes = rules + [CAPTION] * spread + about
     minor = ("frames", "score", "median", "IQM", "frames/s")
     return Table("Final scores", header, [_cells(row) for row in summaries], notes, minor)
 

@@ -26,6 +26,12 @@ class Run:
     records: list[dict[str, Any]]
     """The lines of `metrics.jsonl` in their order."""
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where it comes from, as far as it is known."""
+        facts = self.config.get("provenance")
+        return facts if isinstance(facts, dict) else {}
+
     @cached_property
     def seeds(self) -> list[int]:
         """The seeds that have logged something, in order."""

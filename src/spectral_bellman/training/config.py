@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import tyro
 
 from spectral_bellman._names import did_you_mean
@@ -15,7 +16,7 @@ from spectral_bellman.agents.presets import agent_config, find_preset
 from spectral_bellman.disk import run_folder
 from spectral_bellman.environments.api import EnvironmentSpec, PlayProtocol
 from spectral_bellman.environments.catalogue import FAMILIES, family_of
-from spectral_bellman.networks.features import torso_for
+from spectral_bellman.networks import torso_for
 
 RECORDS = ("protocol", "host")
 """Fields of ``TrainConfig`` whose settings some environments have, by their own flat names."""
@@ -197,17 +198,19 @@ class TrainConfig:
 
     @property
     def samples_per_step(self) -> float:
-        """Transitions sampled for gradient steps, for each agent step."""
-        return self.agent.updates * self.agent.batch / self.round_agent_steps
+        """Steps sampled for gradient steps, for each agent step."""
+        return self.agent.updates * self.agent.rows / self.round_agent_steps
 
     def learns(self, number: int) -> bool:
         """Whether the warm-up is over at the end of round ``number``."""
-        return (number + 1) * self.round_agent_steps >= self.agent.warmup_steps
+        return number >= self.first_learning_round
 
     @property
     def first_learning_round(self) -> int:
-        """The first round that learns."""
-        return max(0, -(-self.agent.warmup_steps // self.round_agent_steps) - 1)
+        """The first round that learns: after the warm-up, with a whole window in the replay."""
+        warm_up = -(-self.agent.warmup_steps // self.round_agent_steps)
+        window = -(-self.agent.window_steps // self.round_steps)
+        return max(0, warm_up - 1, window - 1)
 
     def resolved(self) -> "TrainConfig":
         """The same with shares of the run in frames, so that a longer run keeps them."""
@@ -219,9 +222,18 @@ class TrainConfig:
 
 
 def configure(
-    preset: str, spec: EnvironmentSpec, settings: Mapping[str, Any] | None = None
+    preset: str,
+    spec: EnvironmentSpec,
+    settings: Mapping[str, Any] | None = None,
+    backend: str | None = None,
 ) -> TrainConfig:
     """The preset's settings on this environment, changed by flat ``settings``.
+
+    Args:
+      preset: its name.
+      spec: the environment.
+      settings: flat name -> value.
+      backend: "cpu" or "gpu", for the settings on such a machine; by default JAX's backend here.
 
     Raises:
       ValueError: a setting is unknown, out of range, or not used by this agent and environment.
@@ -234,6 +246,11 @@ def configure(
     run_changes, agent_changes = family.suited(spec, run, choices.flat(agent), set(found.agent))
     agent = choices.suited(agent, agent_changes)
     run |= run_changes
+    run_changes, agent_changes = family.machine(
+        backend or jax.default_backend(), run, choices.flat(agent)
+    )
+    agent = choices.suited(agent, agent_changes)
+    run |= run_changes
     host = None if spec.device is not None else host_settings(spec.family)
     config = TrainConfig(preset, spec.name, agent=agent, protocol=spec.protocol, host=host)
     names = choices.flat(config)
@@ -243,12 +260,27 @@ def configure(
     return config
 
 
+def live(config: TrainConfig, spec: EnvironmentSpec) -> dict[str, Any]:
+    """Every setting that has a use on an environment, by its own name."""
+    unused = {name for name in RECORDS if getattr(config, name) is None}
+    unused |= set() if _torso(config.agent, spec) in ("auto", "mlp") else {"hidden"}
+    return {name: value for name, value in flat(config).items() if name not in unused}
+
+
+def _torso(agent: AgentConfig, spec: EnvironmentSpec) -> str:
+    """The torso; auto where it is not known before the environment is opened."""
+    seen = getattr(spec.device, "observation", None)
+    if agent.network != "auto" or (seen is None and spec.protocol is None):
+        return agent.network
+    recurrent = agent.backbone.name == "recurrent"
+    if seen is None:  # screens, by the protocol
+        return "impala" if recurrent else "centred"
+    return torso_for(seen, recurrent=recurrent)
+
+
 def refuse_hidden(agent: AgentConfig, spec: EnvironmentSpec) -> None:
     """Refuse --hidden where the network has no hidden layers of a chosen size."""
-    seen = getattr(spec.device, "observation", None)
-    torso: str = agent.network
-    if torso == "auto" and (seen is not None or spec.protocol is not None):
-        torso = "centred" if seen is None else torso_for(seen)
+    torso = _torso(agent, spec)
     if torso not in ("auto", "mlp"):
         raise ValueError(
             f"--hidden has no use on {spec.name}: the torso is {torso}, and only --network mlp "
@@ -305,14 +337,18 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
     return choices.to_json(config)
 
 
-def read_config(folder: Path) -> TrainConfig:
+def read_config(folder: Path, *, migrate: bool = False) -> TrainConfig:
     """The config of the run in a folder.
+
+    Args:
+      folder: of the run.
+      migrate: translate the config of an older version. Such a run cannot be resumed.
 
     Raises:
       FileNotFoundError: there is none.
       ValueError: it is not one of this version.
     """
-    content = run_folder.read_config(folder)
+    content = run_folder.read_config(folder, migrate=migrate)
     family = family_of(content["env"]) or FAMILIES["jax"]
     known = {f.name for f in dataclasses.fields(TrainConfig)}
     own = {name: value for name, value in content.items() if name in known}

@@ -90,7 +90,7 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
         raise
     with run_folder.lock(folder):
         log = _log(folder, config)
-        _write_config(folder, config)
+        _write_config(folder, config, spec)
         if config.protocol:
             clip = config.agent.reward_clip
             learned = f"clipped to ±{clip:g}" if clip else "not clipped"
@@ -153,7 +153,7 @@ def resume(
             done = number * config.round_frames
             say(console, f"resuming {folder} at {done:,} of {config.frames:,} frames ({path.name})")
         if frames is not None:
-            _write_config(folder, config)
+            _write_config(folder, config, spec)
         log = _log(folder, config, position)
         return _go(config, runners, folder, log, number, seconds, console)
 
@@ -292,8 +292,10 @@ def _log(folder: Path, config: TrainConfig, position: int = 0) -> MetricsLog:
     return MetricsLog(folder, position=position, **boards)  # type: ignore[arg-type]
 
 
-def _write_config(folder: Path, config: TrainConfig) -> None:
-    run_folder.write_config(folder, {**to_json(config), "provenance": provenance()})
+def _write_config(folder: Path, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    """The settings, with what reports need to know of the environment."""
+    facts = {"environment": FAMILIES[spec.family].facts(spec.name), "provenance": provenance()}
+    run_folder.write_config(folder, {**to_json(config), **facts})
 
 
 def _refuse_broken(
