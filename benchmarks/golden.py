@@ -77,6 +77,8 @@ def run(preset: str, env: str, settings: dict[str, Any], *, stop: bool) -> list[
     choices = {name: value for name, value in settings.items() if name in KINDS}
     used = flat(configure(preset, spec, choices).agent)
     small = {name: value for name, value in SMALL.items() if name in used}
+    if env.startswith(("minatar/", "atari/")):
+        del small["hidden"]  # their torsos have layers of their own sizes
     given = {**small, **SIZES, "score_episodes": 2, **ENVS[env], **every, **settings}
     console = Console(quiet=True)
     spectral_bellman.train(

@@ -336,3 +336,67 @@ def test_the_whole_objective_trains_features_and_network(mse: bool) -> None:
 def test_wrong_arguments_are_refused(call: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call(*grid(0))
+
+
+def weighted_batch(dtype):
+    rng = np.random.default_rng(11)
+    phi, theta_tilde, targets = (
+        rng.normal(size=(6, 4)),
+        rng.normal(size=(5, 4)),
+        rng.normal(size=(6, 5)),
+    )
+    weight = np.array([0.5, 0.0, 2.0, 1.0, 3.0, 0.25])
+    return *(jnp.asarray(x, dtype) for x in (phi, theta_tilde, targets)), weight
+
+
+@pytest.mark.parametrize("mse", [False, True])
+def test_with_alpha_one_the_weighted_gradient_is_the_gradient_of_weighted_mse(mse):
+    """Prioritised sampling changes ρ: the weights enter both expectations and Λ1."""
+    with jax.enable_x64(True):
+        phi, theta_tilde, targets, weight = weighted_batch(jnp.float64)
+        start = objective.init_covariances(4)
+
+        def ours(phi, theta_tilde):
+            return objective.representation_loss(
+                phi, theta_tilde, targets, start, mse=mse, sample_weight=jnp.asarray(weight)
+            )[0]
+
+        def weighted(phi, theta_tilde):
+            error = jnp.square(phi @ theta_tilde.T - targets)
+            return jnp.sum(jnp.asarray(weight) @ error) / weight.sum() / error.shape[1]
+
+        got, want = (jax.grad(loss, (0, 1))(phi, theta_tilde) for loss in (ours, weighted))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+        assert np.abs(want[0]).max() > 0.1
+
+
+def test_weighted_covariances_and_pairs_by_hand():
+    phi, *_, weight = weighted_batch(jnp.float32)
+    x = np.asarray(phi, np.float64)
+    found = objective.update_covariance(jnp.zeros((4, 4)), phi, 1.0, weight)
+    np.testing.assert_allclose(found, (weight[:, None] * x).T @ x / weight.sum(), rtol=1e-5)
+
+    def brute_force(group):
+        total, pairs = 0.0, 0.0
+        for n in range(6):
+            for m in range(6):
+                if n // group != m // group:
+                    both = np.outer(x[n], x[n]) * np.outer(x[m], x[m])
+                    total += weight[n] * weight[m] * (both.sum() - np.trace(both))
+                    pairs += weight[n] * weight[m]
+        return total / pairs
+
+    for group in (1, 2, 3):
+        found = objective.orthogonality_loss(phi, sample_weight=weight, group=group)
+        assert float(found) == pytest.approx(brute_force(group), rel=1e-4)
+    same = objective.orthogonality_loss(phi, sample_weight=np.ones(6))
+    assert float(same) == pytest.approx(float(objective.orthogonality_loss(phi)), rel=1e-5)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    x = jnp.ones((6, 2))
+    with pytest.raises(ValueError, match="6 samples cannot be divided into groups of 4"):
+        objective.orthogonality_loss(x, group=4)
+    with pytest.raises(ValueError, match="at least 2 groups"):
+        objective.orthogonality_loss(x, group=6)

@@ -75,7 +75,10 @@ def bellman_mse(
 
 @checked
 def orthogonality_loss(
-    x: Float[Array, "N d"], weights: Float[Array, "d d"] | None = None
+    x: Float[Array, "N d"],
+    weights: Float[Array, "d d"] | None = None,
+    sample_weight: Float[Array, " N"] | None = None,
+    group: int = 1,
 ) -> Float[Array, ""]:
     """The orthogonality regulariser (appendix E.1): Σ_{i≠j} w_ij (E[x_i x_j])², unbiased.
 
@@ -87,27 +90,50 @@ def orthogonality_loss(
       x: N ≥ 2 samples of φ or θ̃.
       weights: the paper's λ_ij or μ_ij, one for each pair (default: all one). The diagonal is not
         used.
+      sample_weight: how much each sample counts, 0 or more (default: all the same).
+      group: consecutive samples that come from one sequence. They are not independent: pairs within
+        a group are left out.
     """
     samples, d = x.shape
-    if samples < 2:
+    if samples % group:
         raise ValueError(
-            f"orthogonality_loss: x has {samples} sample(s); an unbiased estimate needs at least 2"
+            f"orthogonality_loss: {samples} samples cannot be divided into groups of {group}"
+        )
+    if samples < 2 * group:
+        raise ValueError(
+            f"orthogonality_loss: x has {samples // group} sample(s); an unbiased estimate needs "
+            "at least 2" + (" groups" if group > 1 else "")
         )
     off_diagonal = 1 - jnp.eye(d, dtype=x.dtype)
     weights = off_diagonal if weights is None else weights * off_diagonal
-    squared = jnp.square(x)
-    same_sample = product(squared.T, squared)
-    moment = product(x.T, x)
-    return jnp.sum(weights * (jnp.square(moment) - same_sample)) / (samples * (samples - 1))
+    if sample_weight is None and group == 1:
+        squared = jnp.square(x)
+        same_sample = product(squared.T, squared)
+        moment = product(x.T, x)
+        return jnp.sum(weights * (jnp.square(moment) - same_sample)) / (samples * (samples - 1))
+    counts = jnp.ones(samples, x.dtype) if sample_weight is None else sample_weight
+    counts = jax.lax.stop_gradient(counts)
+    parts = (x * jnp.sqrt(counts)[:, None]).reshape(-1, group, d)
+    moments = jax.vmap(lambda part: product(part.T, part))(parts)
+    totals = jnp.sum(counts.reshape(-1, group), axis=1)
+    different = jnp.square(jnp.sum(moments, axis=0)) - jnp.sum(jnp.square(moments), axis=0)
+    pairs = jnp.square(jnp.sum(totals)) - jnp.sum(jnp.square(totals))
+    return jnp.sum(weights * different) / jnp.maximum(pairs, jnp.finfo(x.dtype).tiny)
 
 
 @checked
 def update_covariance(
-    cov: Float[Array, "d d"], x: Float[Array, "N d"], alpha: Scalar
+    cov: Float[Array, "d d"],
+    x: Float[Array, "N d"],
+    alpha: Scalar,
+    sample_weight: Float[Array, " N"] | None = None,
 ) -> Float[Array, "d d"]:
-    """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N; α weighs the new batch."""
+    """The moving average of appendix E.2: Λ ← (1 − α) Λ + α xᵀx/N; α weighs the new batch.
+
+    With a ``sample_weight`` w for each row, xᵀx/N is the weighted mean Σ w x xᵀ / Σ w.
+    """
     _check_alpha("update_covariance", alpha)
-    return (1 - alpha) * cov + alpha * _second_moment(x)
+    return (1 - alpha) * cov + alpha * _second_moment(_scaled(sample_weight, x)[0])
 
 
 class Covariances(NamedTuple):
@@ -137,6 +163,8 @@ def representation_loss(
     feature_orthogonality: float | Float[Array, "..."] = 0.0,
     param_orthogonality: float | Float[Array, "..."] = 0.0,
     mse: bool = False,
+    sample_weight: Float[Array, " B"] | None = None,
+    group: int = 1,
 ) -> tuple[Float[Array, ""], tuple[Covariances, dict[str, Float[Array, ""]]]]:
     """The unconstrained objective of appendix E.1: L1 + L2 + L_orth.
 
@@ -162,6 +190,10 @@ def representation_loss(
       param_orthogonality: weight of the regulariser on θ̃, likewise (λ_ij). The moment of θ̃ is not
         centred and grows like ‖θ̂‖⁴, so keep the weight small.
       mse: use ``bellman_mse`` in place of ``spectral_loss``.
+      sample_weight: how much each state-action pair counts, for prioritised sampling and masks. It
+        enters every expectation over pairs: both terms of the loss, Λ1 and the orthogonality.
+      group: consecutive pairs that come from one sequence; the orthogonality leaves out pairs of
+        rows within a group.
 
     Returns:
       The loss, then the new covariances and the terms of the loss by name.
@@ -176,14 +208,16 @@ def representation_loss(
             f"start from init_covariances({phi.shape[1]})"
         )
     _check_alpha("representation_loss", alpha)
-    weight = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
-    feature_cov = update_covariance(covariances.feature.astype(phi.dtype), phi, weight)
-    param_cov = update_covariance(covariances.parameter.astype(phi.dtype), theta_tilde, weight)
-    terms = {"bellman_mse": bellman_mse(phi, theta_tilde, targets)}
+    # Every term is a mean over pairs of products of two of φ and TQ: √w on both is w on the pair.
+    scaled, targets = _scaled(sample_weight, phi, targets)
+    rate = jnp.where(covariances.started, alpha, jnp.ones_like(alpha))
+    feature_cov = update_covariance(covariances.feature.astype(phi.dtype), scaled, rate)
+    param_cov = update_covariance(covariances.parameter.astype(phi.dtype), theta_tilde, rate)
+    terms = {"bellman_mse": bellman_mse(scaled, theta_tilde, targets)}
     if not mse:
-        terms["spectral"] = spectral_loss(phi, theta_tilde, targets, feature_cov, param_cov)
+        terms["spectral"] = spectral_loss(scaled, theta_tilde, targets, feature_cov, param_cov)
     terms["feature_orthogonality"] = _weighted_orthogonality(
-        "feature_orthogonality", phi, feature_orthogonality
+        "feature_orthogonality", phi, feature_orthogonality, sample_weight, group
     )
     terms["param_orthogonality"] = _weighted_orthogonality(
         "param_orthogonality", theta_tilde, param_orthogonality
@@ -304,15 +338,29 @@ def _mean_quadratic(x: Array, cov: Array) -> Array:
     return jnp.sum(x * product(x, cov)) / len(x)
 
 
-def _weighted_orthogonality(name: str, x: Array, weight: Array | float) -> Array:
-    weight = jnp.asarray(weight)
-    if weight.ndim == 0:
-        return jnp.zeros((), x.dtype) if known(weight) == 0 else weight * orthogonality_loss(x)
-    if weight.ndim == 2:
-        return orthogonality_loss(x, weight)
+def _scaled(weight: Array | None, *arrays: Array) -> tuple[Array, ...]:
+    """Rows times the root of their weight, the weights having mean 1."""
+    if weight is None:
+        return arrays
+    weight = jax.lax.stop_gradient(weight)
+    mean = jnp.maximum(jnp.mean(weight), jnp.finfo(weight.dtype).tiny)
+    root = jnp.sqrt(weight / mean)
+    return tuple(root[:, None] * array for array in arrays)
+
+
+def _weighted_orthogonality(
+    name: str, x: Array, factor: Array | float, sample_weight: Array | None = None, group: int = 1
+) -> Array:
+    factor = jnp.asarray(factor)
+    if factor.ndim == 0:
+        if known(factor) == 0:
+            return jnp.zeros((), x.dtype)
+        return factor * orthogonality_loss(x, sample_weight=sample_weight, group=group)
+    if factor.ndim == 2:
+        return orthogonality_loss(x, factor, sample_weight, group)
     raise ValueError(
         f"representation_loss: {name} must be one number or one for each pair, (d, d), "
-        f"got shape {weight.shape}"
+        f"got shape {factor.shape}"
     )
 
 

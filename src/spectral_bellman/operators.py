@@ -160,18 +160,27 @@ def one_step_targets(
     discounts: Float[Array, " B"],
     phi_next: Float[Array, "B A d"],
     theta: Float[Array, "M d"],
+    chooser: Float[Array, "M B A"] | None = None,
+    transform: Scalar | None = None,
 ) -> Float[Array, "B M"]:
     """The grid TQ_θ(s, a) = r + γ max_a' φ(s', a')ᵀθ for every transition and every θ.
 
-    The maximum over a' is taken for each θ.
+    The maximum over a' is taken for each θ. For n steps give the discounted sum of their rewards
+    and the product of their discounts.
 
     Args:
       rewards: r of B transitions.
       discounts: γ of the same transitions, zero at terminals.
       phi_next: φ⁻(s', ·), from the target network.
       theta: M parameters from ν(θ).
+      chooser: values at s' whose best action takes the place of the maximum (double Q-learning).
+      transform: the ε of ``signed_hyperbolic`` for f(r + γ f⁻¹(Q)), or None for plain values.
     """
-    return rewards[:, None] + discounts[:, None] * jnp.max(_q_grid(phi_next, theta), axis=-1).T
+    values = _bootstrap_values(_q_grid(phi_next, theta), chooser).T
+    if transform is None:
+        return rewards[:, None] + discounts[:, None] * values
+    plain = rewards[:, None] + discounts[:, None] * signed_parabolic(values, transform)
+    return signed_hyperbolic(plain, transform)
 
 
 @checked
@@ -181,6 +190,8 @@ def n_step_targets(
     phi_next: Float[Array, "T A d"],
     theta: Float[Array, "M d"],
     n: int,
+    chooser: Float[Array, "M T A"] | None = None,
+    transform: Scalar | None = None,
 ) -> Float[Array, "T M"]:
     """The n-step targets of every step of a sequence, for every θ.
 
@@ -194,6 +205,9 @@ def n_step_targets(
       phi_next: φ⁻(s_{t+1}, ·).
       theta: M parameters from ν(θ).
       n: the number of steps before the bootstrap.
+      chooser: values at s_{t+1} whose best action takes the place of the maximum (double
+        Q-learning).
+      transform: the ε of ``signed_hyperbolic`` for f(… f⁻¹(Q)), or None for plain values.
     """
     length = len(rewards)
     if not 1 <= n <= length:
@@ -203,11 +217,12 @@ def n_step_targets(
     # Padding past the end with reward 0 and discount 1 carries the last bootstrap value along.
     rewards = jnp.append(rewards, jnp.zeros(n - 1, rewards.dtype))
     discounts = jnp.append(discounts, jnp.ones(n - 1, discounts.dtype))
-    values = jnp.max(_q_grid(phi_next, theta), axis=-1).T
+    values = _bootstrap_values(_q_grid(phi_next, theta), chooser).T
+    values = values if transform is None else signed_parabolic(values, transform)
     targets = values[jnp.minimum(jnp.arange(length) + n - 1, length - 1)]
     for k in reversed(range(n)):
         targets = rewards[k : k + length, None] + discounts[k : k + length, None] * targets
-    return targets
+    return targets if transform is None else signed_hyperbolic(targets, transform)
 
 
 @checked
@@ -221,6 +236,7 @@ def retrace_targets(
     lambda_: Scalar = 0.95,
     policy_epsilon: Scalar = 0.0,
     transform: Scalar | None = None,
+    chooser: Float[Array, "M T_plus_1 A"] | None = None,
 ) -> Float[Array, "T M"]:
     """Retrace for M sampled θ at once (appendix D.2).
 
@@ -237,25 +253,35 @@ def retrace_targets(
       policy_epsilon: ε_t of the target policies; the paper decays it to zero.
       transform: the ε of ``signed_hyperbolic`` for ``transformed_retrace`` (1e-3 in the paper's
         agents), or None for plain values.
+      chooser: values in which the target policies are greedy (double Q-learning), by default Q_θ.
     """
     if (number := known(policy_epsilon)) is not None and not 0 <= number <= 1:
         raise ValueError(
             f"retrace_targets: policy_epsilon must lie in [0, 1], got {number}; it is a probability"
         )
 
-    def targets(q: Array) -> Array:
+    def targets(q: Array, chooser: Array) -> Array:
         # f is increasing, so rescaled values have the same greedy action as plain values.
         data = (
             actions,
             rewards,
             discounts,
-            epsilon_greedy(q, policy_epsilon),
+            epsilon_greedy(chooser, policy_epsilon),
             behaviour_prob,
             lambda_,
         )
         return retrace(q, *data) if transform is None else transformed_retrace(q, *data, transform)
 
-    return jax.vmap(targets, out_axes=1)(_q_grid(phi, theta))
+    q = _q_grid(phi, theta)
+    return jax.vmap(targets, out_axes=1)(q, q if chooser is None else chooser)
+
+
+def _bootstrap_values(q: Array, chooser: Array | None) -> Array:
+    """The value of the greedy action, (M, T) of (M, T, A); the ``chooser`` says which is greedy."""
+    if chooser is None:
+        return jnp.max(q, axis=-1)
+    greedy = jnp.argmax(chooser, axis=-1, keepdims=True)
+    return jnp.take_along_axis(q, greedy, axis=-1)[..., 0]
 
 
 def _q_grid(phi: Array, theta: Array) -> Array:

@@ -5,7 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spectral_bellman.agents.representations.api import Problem, Representation, Target
+from spectral_bellman.agents.backbones import Backbone, FeedForward
+from spectral_bellman.agents.backbones.api import Torso
+from spectral_bellman.agents.backups import OneStepOperator, OperatorConfig
+from spectral_bellman.agents.features import raw_features
+from spectral_bellman.agents.representations.api import Batch, Problem, Representation, Target
 from spectral_bellman.networks import FeatureNetwork, feature_network
 from spectral_bellman.replay import Transition
 
@@ -14,6 +18,7 @@ from .quick import quick
 S, A, D, B = 3, 2, 4, 6
 """Numbers in an observation, actions, features, transitions in the batch."""
 GAMMA = 0.9
+SHAPE = jax.ShapeDtypeStruct((S,), jnp.float32)
 
 
 def linear(weight: np.ndarray) -> FeatureNetwork:
@@ -25,38 +30,87 @@ def linear(weight: np.ndarray) -> FeatureNetwork:
 
 
 def problem(**changes) -> Problem:
-    """What a representation is told, with γ = 0.9 and random networks that are matrices too."""
+    """What a representation is told, with γ = 0.9."""
     settings = {
-        "observation": jax.ShapeDtypeStruct((S,), jnp.float32),
+        "observation": SHAPE,
         "num_actions": A,
         "discount": GAMMA,
         "reward_clip": 1.0,
         "learning_rate": 1e-3,
         "head_rate": 1.0,
         "adam_epsilon": 1e-8,
+        "rescaling": 0.0,
+        "double": False,
+        "priorities": False,
+        "following": False,
     }
-    settings |= changes
-    return Problem(
-        **settings,
-        random_network=lambda actions, d, key: feature_network(
-            "mlp", (), settings["observation"], actions, d, key
-        ),
-    )
+    return Problem(**(settings | changes))
+
+
+def single(actions: int, d: int, key: jax.Array) -> FeatureNetwork:
+    """A random network of one observation, which is a matrix too."""
+    return feature_network("mlp", (), SHAPE, actions, d, key)
+
+
+def backbone(operator: OperatorConfig | None = None, **changes) -> Backbone:
+    """φ from one observation, by a matrix; one-step targets unless there is an operator."""
+    return FeedForward().build(problem(**changes), operator or OneStepOperator(), Torso("mlp", ()))
 
 
 def floats(x) -> jax.Array:
     return jnp.asarray(x, jnp.float32)
 
 
-def stacked(batch: Transition) -> Transition:
-    """A batch as the batches of one gradient step."""
-    return jax.tree.map(lambda x: x[None], batch)
+def target_of(weight: np.ndarray, theta, beside=()) -> Target:
+    """The target with φ⁻ of a matrix."""
+    return Target(linear(weight), floats(theta), beside, jnp.zeros(()))
 
 
-def prepared(part: Representation, target: Target, kept, batch: Transition, key: int = 0):
-    """What the loss of one batch needs."""
-    found = quick(part.prepare)(target, kept, stacked(batch), jax.random.key(key))
-    return jax.tree.map(lambda x: x[0], found)
+def prepared(
+    part: Representation,
+    target: Target,
+    kept,
+    batch: Transition,
+    key: int = 0,
+    *,
+    beside=None,
+    network: FeatureNetwork | None = None,
+    **changes,
+):
+    """What the loss of one batch needs; ``changes`` are the problem's.
+
+    What is trained, ``beside`` and ``network``, matters in double Q-learning only.
+    """
+    functions = backbone(**changes)
+
+    def prepare(target, network, beside, kept, batch, key):
+        backup = functions.backup(part.normalise, target, network, batch)
+        return part.prepare(backup, beside, kept, key)
+
+    beside = part.init(jax.random.key(0), target.theta)[0] if beside is None else beside
+    network = target.network if network is None else network
+    return quick(prepare)(target, network, beside, kept, batch, jax.random.key(key))
+
+
+def q_targets(part: Representation, target: Target, batch: Transition, **changes) -> jax.Array:
+    """TQ with the target's own parameters."""
+    backup = backbone(**changes).backup(part.normalise, target, target.network, batch)
+    return backup.of(target.theta, target.theta)
+
+
+def features(part: Representation, network: FeatureNetwork, observations: jax.Array) -> jax.Array:
+    """φ(s, ·) with its norm."""
+    return part.normalise(raw_features(network, observations))
+
+
+def features_taken(part: Representation, network: FeatureNetwork, batch: Transition) -> jax.Array:
+    """φ(s, a) with its norm."""
+    return part.normalise(backbone().taken(network, batch))
+
+
+def loss_of(part: Representation, network, beside, kept, batch: Transition, prepared, weight=None):
+    """The loss of one batch, through φ: differentiable in the network too."""
+    return part.loss(Batch(features_taken(part, network, batch), weight), beside, kept, prepared)
 
 
 def phi_of(weight, observations) -> np.ndarray:
@@ -93,7 +147,7 @@ BATCH = Transition(
     next_observation=floats(_rng.normal(size=(B, S))),
 )
 ACTION = np.asarray(BATCH.action)
-TARGET = Target(linear(TARGET_WEIGHT), floats(THETA), ())
+TARGET = target_of(TARGET_WEIGHT, THETA)
 
 
 def tabular() -> tuple[FeatureNetwork, Transition, np.ndarray, np.ndarray]:

@@ -57,22 +57,31 @@ def leaves(content) -> int:
 
 
 def compositions():
-    """Every representation with every solver, and every exploration."""
+    """Every representation with every solver, and every exploration, and both ways to sample.
+
+    With every backbone and operator that they go with.
+    """
     parts = []
     for part in KINDS["representation"].values():
         solvers = KINDS["q_solver"].values() if hasattr(part(), "solver") else [None]
         parts += [part(**({"solver": s()} if s else {})) for s in solvers]
-    ways = [way() for way in KINDS["exploration"].values()]
+    ways = [
+        [choice() for choice in KINDS[kind].values()]
+        for kind in ("exploration", "backbone", "operator", "sampling")
+    ]
     return [
-        AgentConfig(representation=part, exploration=way)
-        for part, way in itertools.product(parts, ways)
-        if part.has_features or way.name == "epsilon"
+        AgentConfig(backbone, operator, part, way, sampling)
+        for part, way, backbone, operator, sampling in itertools.product(parts, *ways)
+        if part.has_features or not way.needs_features
+        if operator.name in backbone.operators()
+        if not (part.one_step_values and operator.name == "retrace")
+        if backbone.rows == 1 or getattr(part, "solver", None) != LeastSquares()
     ]
 
 
 def test_no_two_settings_of_an_agent_have_one_name():
     found = compositions()
-    assert len(found) >= 30
+    assert len(found) >= 300
     for config in found:
         assert leaves(to_json(config)) == len(flat(config))
         assert override(DEFAULT, flat(config)) == config
@@ -157,7 +166,10 @@ def test_a_setting_without_a_use_is_refused_with_a_word_on_who_uses_it(config, n
 
 
 def test_every_setting_of_a_choice_is_refused_by_those_without_it():
-    for config in compositions():
+    some = compositions()[::7]
+    for kind, known in KINDS.items():
+        assert {flat(config).get(kind) for config in some} >= set(known)
+    for config in some:
         for choice in [c for kind in KINDS.values() for c in kind.values()]:
             for field in dataclasses.fields(choice):
                 if field.name in flat(config) or field.name == "solver":
@@ -174,7 +186,7 @@ def test_every_setting_of_a_choice_is_refused_by_those_without_it():
         ({"noise_scal": 1.0}, "there is no setting 'noise_scal'; did you mean noise_scale"),
         ({"qqqq": 1.0}, "there is no setting 'qqqq'$"),
         ({"exploration": "thomson"}, "no --exploration 'thomson'; did you mean thompson"),
-        ({"exploration": "zz"}, "choose one of epsilon, thompson, ucb, propagated"),
+        ({"exploration": "zz"}, "choose one of epsilon, ladder, thompson, ucb, propagated"),
         ({"q_solver": "least_square"}, "no --q-solver 'least_square'; did you mean least_squares"),
         ({"representation": "expected"}, "there is no --representation 'expected'"),
         ({"alpha": 2.0}, "--alpha must be between 0 and 1, got 2.0"),

@@ -51,7 +51,8 @@ def test_parameters_that_nothing_would_move_are_refused(representation):
     AgentConfig(representation=representation(solver=ONE))
     AgentConfig(representation=representation(solver=LeastSquares()))
     if representation is not PVN:
-        AgentConfig(representation=representation(solver=NONE, q_start="backup"))
+        solver = AdamSolver(q_steps=0, q_start="backup")
+        AgentConfig(representation=representation(solver=solver))
 
 
 def test_the_solver_is_the_representations():

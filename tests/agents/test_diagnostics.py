@@ -12,6 +12,7 @@ from spectral_bellman.agents.explorations import Epsilon, Thompson
 from spectral_bellman.agents.representations import Plain, Spectral
 from spectral_bellman.replay import Rows, Transition
 
+from .matrices import features
 from .quick import quick
 
 D, A, COUNT = 6, 4, 200
@@ -50,7 +51,8 @@ def seen(name):
         next_observation=observation,
     )
     weight = jnp.asarray(rng.uniform(size=COUNT), jnp.float32)
-    rows = Rows(items, weight, jnp.arange(COUNT)) if agent.diagnostic_rows else None
+    slot, held = jnp.arange(COUNT), jnp.float32(COUNT)
+    rows = Rows(items, weight, slot, held) if agent.diagnostic_rows else None
     policy = agent.init_policy(state)
     found = quick(agent.diagnose)(state, policy, items, rows, jax.random.key(3))
     return agent, state, items, rows, {key: float(value) for key, value in found.items()}
@@ -75,7 +77,7 @@ def test_a_plain_head_has_no_features_to_look_at():
 def test_the_spectrum_of_the_precision_matrix():
     """Σ = λI + Σ_n w_n φ_n φ_nᵀ, with the exploration's own λ."""
     agent, state, items, rows, found = seen("spectral")
-    phi = np.asarray(agent.representation.features_taken(state.network, items), np.float64)
+    phi = np.asarray(agent.features_taken(state.network, items), np.float64)
     sigma = 0.5 * np.eye(D) + phi.T @ (phi * np.asarray(rows.weight)[:, None])
     smallest = np.linalg.eigvalsh(sigma)[0]
     assert found["sigma_min_eigenvalue"] == pytest.approx(smallest, rel=1e-3)
@@ -94,8 +96,8 @@ def test_the_error_of_the_backup_is_relative_to_the_spread_of_its_targets():
     keys = jax.random.split(jax.random.key(3), 4)
     drawn = agent.representation.theta_draws(keys[2], state.target.theta)
     theta = np.concatenate([np.asarray(state.theta)[None], np.asarray(drawn)])
-    phi = np.asarray(agent.representation.features_taken(state.network, items))
-    following = np.asarray(agent.representation.features(state.network, items.next_observation))
+    phi = np.asarray(agent.features_taken(state.network, items))
+    following = np.asarray(features(agent.representation, state.network, items.next_observation))
     best = np.einsum("bad,md->bam", following, theta).max(axis=1)
     targets = np.clip(items.reward, -1, 1)[:, None] + 0.99 * best
     error = np.mean((phi @ theta.T - targets) ** 2) / np.var(targets)

@@ -33,6 +33,10 @@ ROWS = {
     "sbm-linear-dqn": ("linear", "epsilon"),
     "sbm-linear-dqn-ts": ("linear", "thompson"),
     "sbm-dqn-ts-paper": ("spectral", "thompson"),
+    "r2d2": ("plain", "ladder"),
+    "sbm-r2d2": ("spectral", "ladder"),
+    "sbm-r2d2-ts": ("spectral", "thompson"),
+    "sbm-r2d2-ts-paper": ("spectral", "thompson"),
     "dqn-minatar": ("plain", "epsilon"),
     "dqn-dopamine": ("plain", "epsilon"),
 }
@@ -57,6 +61,11 @@ def test_every_row_of_the_paper_is_there():
         for name, preset in PRESETS.items()
     }
     assert rows == ROWS
+    for name in PRESETS:
+        names = flat(of(name, "jax"))
+        kinds = tuple(names[kind] for kind in ("backbone", "operator", "sampling"))
+        recurrent = ("recurrent", "retrace", "prioritised")
+        assert kinds == (recurrent if "r2d2" in name else ("feed_forward", "one_step", "uniform"))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -145,7 +154,8 @@ def test_every_preset_learns_and_can_be_looked_at(preset):
     learner = Learner(agent)
 
     def look(key):
-        state, ring = agent.init(key), init_ring(SCREEN, extras_of(agent), 1, 4, 1)
+        slots = agent.window.length + 4
+        state, ring = agent.init(key), init_ring(SCREEN, extras_of(agent), 1, slots, 1)
         items, rows = learner.held_out(ring, key)
         return agent.diagnose(state, agent.init_policy(state), items, rows, key)
 
@@ -163,7 +173,7 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
     assert config.learning_rate == part.solver.q_learning_rate == 3e-4
     assert (config.batch, config.adam_epsilon) == (256, 1e-8)
     assert (config.updates - part.solver.q_steps, part.solver.q_steps) == (512, 64)
-    assert (part.theta_variance, part.q_start) == (1e-2, "last")
+    assert (part.theta_variance, part.solver.q_start) == (1e-2, "last")
     assert (way.ridge, way.noise_scale, way.noise_anneal_steps) == (0.1, 1, 0)
     assert (config.reward_clip, config.discount) == (1, 0.99)
     assert PRESETS["sbm-dqn-ts-paper"].run["num_envs"] == 128

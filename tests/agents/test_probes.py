@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents import AgentConfig, Progress, QAgent
+from spectral_bellman import operators
+from spectral_bellman.agents import AgentConfig, Progress, QAgent, Timestep
+from spectral_bellman.agents.api import where_first
 from spectral_bellman.agents.choices import KINDS, flat, override, suited
 from spectral_bellman.agents.presets import PRESETS, agent_config
 from spectral_bellman.environments import FAMILIES
-from spectral_bellman.environments.probes import answers, probes
-from spectral_bellman.replay import add, init_ring
-from spectral_bellman.training.learner import Learner, extras_of
+from spectral_bellman.environments.probes import STATES, answers, probes
+from spectral_bellman.replay import init_ring
+from spectral_bellman.training.learner import Learner, Learning, extras_of
 from spectral_bellman.training.rollout import (
     collect,
     collection_key,
@@ -47,6 +49,11 @@ SMALL = {
     "pvn_networks": 2,
     "pvn_outputs": 4,
     "propagated_draws": 4,
+    "n_steps": 2,
+    "lstm": 16,
+    "burn_in": 1,
+    "trained": 4,
+    "period": 2,
 }
 # Every representation, exploration and solver at least once, on as few programs as that takes.
 COMPOSITIONS = {
@@ -59,14 +66,19 @@ COMPOSITIONS = {
         {"noise_anneal_steps": 5_000, "noise_bound": True},
     ),
     "pvn, least squares": ("pvn-dqn", {"q_solver": "least_squares", "q_ridge": 0.01}),
+    "n steps, double": ("dqn", {"operator": "n_step", "double": True}),
+    "recurrent, ladder, Retrace, by priority": ("r2d2", {}),
 }
 OTHERS = {
-    **{preset: (preset, {}) for preset in PRESETS if preset not in ("dqn", "sbm-dqn-ts")},
+    **{preset: (preset, {}) for preset in PRESETS if preset not in ("dqn", "sbm-dqn-ts", "r2d2")},
     "spectral, ucb": ("sbm-dqn-ts", {"exploration": "ucb"}),
     "spectral, propagated": ("sbm-dqn-ts", {"exploration": "propagated"}),
     "spectral, least squares": ("sbm-dqn-ts", {"q_solver": "least_squares", "q_ridge": 0.01}),
     "spectral, backup": ("sbm-dqn-ts", {"q_start": "backup", "q_steps": 0}),
     "linear, epsilon": ("sbm-linear-dqn", {}),
+    "spectral, n steps, double": ("sbm-dqn-ts", {"operator": "n_step", "double": True}),
+    "by priority": ("dqn", {"sampling": "prioritised"}),
+    "recurrent, n steps, double": ("r2d2", {"operator": "n_step", "double": True}),
     "Σ every third round": ("dqn-ts", {"precision_rounds": 3}),
 }
 
@@ -83,23 +95,38 @@ def train(agent: QAgent, probe, key):
     """The policy after some rounds on one probe, and whether all terms were finite."""
     learner = Learner(agent)
     agent_key, actor_key, run_key = jax.random.split(key, 3)
-    state = agent.init(agent_key)
     ring = init_ring(agent.observation, extras_of(agent), NUM_ENVS, 2_000, STEPS)
+    state = Learning(agent.init(agent_key), learner.init_priorities(ring))
     actor = init_actor_state(agent, probe, actor_key, NUM_ENVS)
 
     def one(carry, number):
         state, policy, ring, actor = carry
         acting = collection_key(run_key, number)
         actor, rollout, _ = collect(agent, probe, policy, actor, acting, STEPS)
-        ring = add(ring, rollout)
+        ring, priorities = learner.store(ring, state.priorities, rollout)
+        state = state._replace(priorities=priorities)
         progress = Progress((number + 1) * NUM_ENVS * STEPS, number)
         state, policy, terms = learner.learn(state, ring, progress, learning_key(run_key, number))
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in terms.values()]))
         return (state, policy, ring, actor), finite
 
-    start = (state, agent.init_policy(state), ring, actor)
+    start = (state, agent.init_policy(state.agent), ring, actor)
     (_, policy, _, _), finite = jax.lax.scan(one, start, jnp.arange(ROUNDS))
     return policy, jnp.all(finite)
+
+
+def values_met(agent: QAgent, policy, probe):
+    """Q of every state: met first if episodes start there, else by action 0 in the state before."""
+    carry, found = agent.backbone.init_carry(1), []
+    for state in range(STATES):
+        first = probe.start[state : state + 1] > 0
+        carry = where_first(first, agent.backbone.init_carry(1), carry)
+        reward = jnp.where(first, 0.0, probe.reward[max(state - 1, 0), 0])
+        timestep = Timestep(probe.observe[state][None], first, reward, jnp.zeros(1, jnp.int32))
+        raw, carry = agent.backbone.step(policy.network, carry, timestep)
+        found.append(agent.representation.normalise(raw)[0] @ policy.theta)
+    values, transform = jnp.stack(found), agent.problem.transform
+    return values if transform is None else operators.signed_parabolic(values, transform)
 
 
 def solve(name: str, preset: str, changes: dict) -> None:
@@ -110,7 +137,7 @@ def solve(name: str, preset: str, changes: dict) -> None:
     program = quick(functools.partial(jax.lax.map, lambda x: train(agent, *x)))
     policies, finite = program((stacked, jax.random.split(jax.random.key(0), len(names))))
     assert np.all(finite)
-    found = jax.vmap(agent.values)(policies, stacked.observe)
+    found = jax.vmap(functools.partial(values_met, agent))(policies, stacked)
     known = jax.vmap(answers, (0, None))(stacked, config.discount)
     for probe, learned, expected, met in zip(names, found, *known, strict=True):
         learned, expected = np.asarray(learned), np.asarray(expected)

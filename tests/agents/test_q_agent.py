@@ -35,12 +35,11 @@ from spectral_bellman.agents.representations.api import (
     LeastSquares,
     adam,
     first_feature,
-    q_targets,
 )
 from spectral_bellman.replay import OneStep, Rollout, add, init_ring, sample
-from spectral_bellman.training.learner import Learner, extras_of
+from spectral_bellman.training.learner import Learner, Learning, extras_of
 
-from .matrices import floats
+from .matrices import features, floats
 from .quick import quick
 
 D, A, STEPS, NUM_ENVS = 6, 3, 40, 2
@@ -122,13 +121,20 @@ def programs(config: AgentConfig):
 def learned(config: AgentConfig, count: int, agent_steps: int = 10**6):
     """The agent, and (state, policy, terms) after each round."""
     agent, init, learn = programs(config)
-    state, found = init(jax.random.key(1)), []
+    state, found = Learning(init(jax.random.key(1)), ()), []
     for number in range(count):
         key = jax.random.fold_in(jax.random.key(2), number)
         progress = Progress(jnp.int32(agent_steps), jnp.int32(number))
         state, policy, terms = learn(state, ring(), progress, key)
-        found.append((state, policy, terms))
+        found.append((state.agent, policy, terms))
     return agent, found
+
+
+def q_targets(agent: QAgent, target, items):
+    """TQ with the target's own parameters."""
+    norm = agent.representation.normalise
+    backup = agent.backbone.backup(norm, target, target.network, items)
+    return backup.of(target.theta, target.theta)
 
 
 def equal(a, b) -> bool:
@@ -156,13 +162,12 @@ def test_the_parameters_are_fitted_to_the_backup_of_what_was_published_last():
     )
     agent, found = learned(config, 3)
     _, (state, _, _), (_, following, _) = found
-    batch, part = held(), agent.representation
-    phi = np.asarray(part.features_taken(following.network, batch), np.float64)
+    batch = held()
+    phi = np.asarray(agent.features_taken(following.network, batch), np.float64)
 
     def excess(target):
         """How much closer to the backup the best θ̂ would be, and the error that is left."""
-        wanted = q_targets(part.normalise, agent.problem, target, batch)
-        wanted = np.asarray(wanted, np.float64)
+        wanted = np.asarray(q_targets(agent, target, batch), np.float64)
         best = np.mean((phi @ np.linalg.lstsq(phi, wanted, rcond=None)[0] - wanted) ** 2)
         return np.mean((phi @ np.asarray(following.theta) - wanted) ** 2) - best, best
 
@@ -180,9 +185,8 @@ def test_least_squares_is_the_ridge_regression_on_the_backup():
     (state, _, _), (_, policy, _) = found
     rows = OneStep().take(ring(), *jnp.nonzero(ring().held))
     assert len(rows.action) == STEPS * NUM_ENVS
-    part = agent.representation
-    phi = np.asarray(part.features_taken(policy.network, rows), np.float64)
-    targets = q_targets(part.normalise, agent.problem, state.target, rows)
+    phi = np.asarray(agent.features_taken(policy.network, rows), np.float64)
+    targets = q_targets(agent, state.target, rows)
     sigma = 0.3 * np.eye(D) + phi.T @ phi
     expected = np.linalg.solve(sigma, phi.T @ np.asarray(targets, np.float64))
     np.testing.assert_allclose(policy.theta, expected, rtol=1e-3, atol=1e-5)
@@ -206,8 +210,8 @@ def test_values_are_learned_where_they_are_known():
         CONFIG, representation=part, discount=0.0, updates=2_000, batch=256
     )
     agent, ((state, policy, _),) = learned(config, 1)
-    batch, part = held(), agent.representation
-    phi = np.asarray(part.features_taken(state.network, batch), np.float64)
+    batch = held()
+    phi = np.asarray(agent.features_taken(state.network, batch), np.float64)
     reward = np.clip(np.asarray(batch.reward), -1, 1)
     values = np.asarray(agent.values(policy, batch.observation))
     fitted = np.mean((values[np.arange(len(reward)), batch.action] - reward) ** 2)
@@ -221,7 +225,7 @@ def test_where_the_first_feature_is_q_it_starts_at_nothing(name):
     agent, found = learned(dataclasses.replace(CONFIG, representation=KNOWN[name]), 2)
     observation = held().observation[:5]
     state = programs(agent.config)[1](jax.random.key(1))
-    phi = agent.representation.features(state.network, observation)
+    phi = features(agent.representation, state.network, observation)
     np.testing.assert_array_equal(phi @ state.theta, np.zeros((5, A)))
     if name == "linear":
         np.testing.assert_allclose(np.linalg.norm(phi[..., 1:], axis=-1), 1, rtol=1e-5)
@@ -255,7 +259,8 @@ def test_weights_may_start_as_they_do_elsewhere(name, outputs, weights):
 
 @pytest.mark.parametrize("name", ["mse", "spectral"])
 def test_the_fit_may_start_at_the_backup_of_the_target(name):
-    part = dataclasses.replace(FITTED[name], q_start="backup")
+    solver = dataclasses.replace(FEW, q_start="backup")
+    part = dataclasses.replace(FITTED[name], solver=solver)
     agent, found = learned(dataclasses.replace(CONFIG, representation=part), 2)
     (first, _, _), _ = found
     theta = first.target.theta
@@ -266,7 +271,8 @@ def test_the_fit_may_start_at_the_backup_of_the_target(name):
 
 @pytest.mark.parametrize("name", ["mse", "spectral"])
 def test_without_q_steps_what_was_learned_is_published_after_learning(name):
-    part = dataclasses.replace(FITTED[name], q_start="backup", solver=AdamSolver(q_steps=0))
+    solver = AdamSolver(q_steps=0, q_start="backup")
+    part = dataclasses.replace(FITTED[name], solver=solver)
     agent, found = learned(dataclasses.replace(CONFIG, representation=part), 2)
     (first, _, _), (second, policy, _) = found
     # The pair that acts and that is aimed at next is the pair of this round, as in DQN.
@@ -286,6 +292,21 @@ def test_a_round_has_as_many_gradient_steps_as_it_says(name):
     assert [phase.steps for phase in before] == ([4] if name in FITTED else [24])
     assert [phase.steps for phase in after] == ([20] if name in FITTED else [])
     assert all(phase.batch == 32 for phase in (*before, *after))
+
+
+@pytest.mark.parametrize("name", ["mse", "spectral"])
+def test_every_gradient_step_draws_parameters_of_its_own(name):
+    agent = QAgent(dataclasses.replace(CONFIG, representation=KNOWN[name]), SHAPE, A)
+    _, (phase,) = agent.phases()
+    state = quick(agent.init)(jax.random.key(1))
+    two = quick(lambda ring, key: sample(ring, OneStep(), key, (2, 32)))
+    samples = two(ring(), jax.random.key(2))
+    # The same items in both steps: only the draws can differ.
+    samples = jax.tree.map(lambda x: jnp.stack([x[0], x[0]]), samples)
+    prepared = quick(phase.prepare)(state, samples, jax.random.key(0))
+    theta = np.asarray(prepared.theta)
+    assert theta.shape == (2, 8, D)
+    assert np.abs(theta[0] - theta[1]).max() > 0.01
 
 
 @pytest.mark.parametrize("name", EXPLORATIONS)
@@ -338,7 +359,8 @@ def test_what_was_drawn_is_kept_within_an_episode_and_redrawn_where_one_begins(n
     timestep = Timestep(jnp.zeros((count, 3)), jnp.asarray(first), zeros, zeros.astype(jnp.int32))
     actor = agent.init_actor(count, jax.random.key(3))
     moved = quick(agent.act)(policy, actor, timestep, jax.random.key(4))[2]
-    before, after = (np.asarray(x if name == "thompson" else x.draw) for x in (actor, moved))
+    kept = (actor.exploration, moved.exploration)
+    before, after = (np.asarray(x if name == "thompson" else x.draw) for x in kept)
     same = np.all((before == after).reshape(count, -1), axis=1)
     assert np.all(same[~first])
     # By chance one of three draws is drawn again; the z of Thompson sampling never is.
@@ -392,16 +414,17 @@ class Myopic(RepresentationConfig):
     name: ClassVar[str] = "myopic"
     width: int = 2
 
-    def build(self, problem):
-        def prepare(target, kept, batches, key):
-            return problem.rewards_and_discounts(batches)[0]
+    def build(self, problem, single):
+        def prepare(backup, beside, kept, key):
+            nothing = jnp.zeros(self.width)  # the backup of Q = 0 is the reward
+            return backup.of(nothing, nothing)
 
-        def loss(network, beside, kept, batch, reward):
-            value = part.features_taken(network, batch)[:, 0] - reward
-            loss = jnp.mean(jnp.square(value))
+        def loss(batch, beside, kept, reward):
+            value = batch.phi[:, 0] - reward
+            loss = batch.mean(jnp.square(value))
             return loss, (kept + 1, {"myopic": loss}, jnp.abs(value))
 
-        part = Representation(
+        return Representation(
             dimension=self.width,
             init=lambda key, theta: ((), jnp.zeros((), jnp.int32)),
             init_theta=lambda key: first_feature(self.width),
@@ -411,7 +434,6 @@ class Myopic(RepresentationConfig):
             optimiser=adam(problem),
             theta_of=lambda beside: first_feature(self.width),
         )
-        return part
 
 
 @pytest.fixture
@@ -453,12 +475,12 @@ def test_an_exploration_and_a_representation_of_ones_own_need_one_class_each():
     timestep = Timestep(held(count).observation, zeros == 1, zeros, zeros.astype(jnp.int32))
     actor = agent.init_actor(count, jax.random.key(3))
     action, extras, after = quick(agent.act)(policy, actor, timestep, jax.random.key(4))
-    bonus = np.asarray(action) == np.asarray(actor)
+    bonus = np.asarray(action) == np.asarray(actor.exploration)
     np.testing.assert_allclose(
         extras["behaviour_prob"], np.where(bonus, 0.75 + 0.25 / A, 0.25 / A), rtol=1e-5
     )
     assert np.mean(bonus) == pytest.approx(0.75 + 0.25 / A, abs=0.05)
-    np.testing.assert_array_equal(after, actor)
+    np.testing.assert_array_equal(after.exploration, actor.exploration)
     assert extras_of(agent) == {"behaviour_prob": jax.ShapeDtypeStruct((), jnp.float32)}
 
     def look(ring, key):

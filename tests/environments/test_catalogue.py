@@ -1,17 +1,21 @@
 """The catalogue: names, objects, defaults, and that one entry is all a new family needs."""
 
 import dataclasses
+import io
+import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
-from spectral_bellman import scores
 from spectral_bellman.environments import AtariProtocol, DeepSea, EnvironmentSpec, Family, Step
 from spectral_bellman.environments.api import (
     EVALUATION,
@@ -26,6 +30,15 @@ from spectral_bellman.environments.api import (
 )
 from spectral_bellman.environments.catalogue import FAMILIES, available, family_of, make, register
 from spectral_bellman.environments.probes import probes
+from spectral_bellman.report.aggregate import comparisons
+from spectral_bellman.report.curves import curves_figure, games_figure
+from spectral_bellman.report.families import environment
+from spectral_bellman.report.groups import group_runs
+from spectral_bellman.report.report import summarise, tables_of
+from spectral_bellman.report.runs import Run, find_runs, load_run
+from spectral_bellman.report.tables import to_markdown
+from spectral_bellman.scores import MINATAR, human_normalized
+from spectral_bellman.training.runner import train
 
 # A family as somebody else would write it: all of it is here.
 
@@ -70,15 +83,21 @@ TOY = Family(
     agent={"batch": 8},
     make=lambda name: EnvironmentSpec(name, "toy", device=Corridor(int(name.partition("/")[2]))),
     suited=suited,
-    score_scale=ScoreScale("share of the way", lambda name: (0.0, 10.0)),
+    frame_unit="frames (a step of the corridor each)",
+    score_scale=ScoreScale(
+        "share of the way",
+        lambda name: (-1.0, float(name.partition("/")[2])),
+        ends=("nowhere", "the end"),
+        subsets={"that are short": ("toy/2", "toy/3")},
+    ),
 )
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> Family:
-    monkeypatch.setattr("spectral_bellman.environments.catalogue.FAMILIES", known := {**FAMILIES})
-    assert register(TOY) is known["toy"]
-    return TOY
+def toy() -> Iterator[Family]:
+    assert register(TOY) is FAMILIES["toy"]
+    yield TOY
+    del FAMILIES["toy"]
 
 
 def test_one_entry_is_all_that_a_new_family_needs(toy: Family) -> None:
@@ -88,7 +107,7 @@ def test_one_entry_is_all_that_a_new_family_needs(toy: Family) -> None:
     assert available()["toy/N"] == "a corridor of N steps"
     assert toy.run["num_envs"] == 3
     assert toy.suited(spec, toy.run, toy.agent, ()) == ({"round_steps": 4}, {"batch": 4})
-    assert (toy.frame_unit, toy.film, toy.protocol) == ("frames (= agent steps)", "gif", None)
+    assert (toy.film, toy.protocol) == ("gif", None)
     assert spec.device is not None
     state, _ = spec.device.reset(jax.random.key(0))
     pictures = [spec.render(state)]
@@ -101,8 +120,62 @@ def test_one_entry_is_all_that_a_new_family_needs(toy: Family) -> None:
         make("tpy/N")
 
 
+def test_a_report_takes_unit_and_scale_from_the_entry(toy: Family, tmp_path: Path) -> None:
+    small = {"frames": 60, "hidden": (8,), "updates": 2, "replay_capacity": 60, "seeds": 2}
+    quiet = Console(file=io.StringIO())
+    for name in ("toy/2", "toy/3"):
+        train("dqn", name, out=tmp_path / name, console=quiet, **small)
+    config = json.loads((tmp_path / "toy/3" / "config.json").read_text(encoding="utf-8"))
+    assert config["environment"] == {
+        "family": "toy",
+        "title": "Toy",
+        "frame_unit": "frames (a step of the corridor each)",
+        "score": {
+            "label": "share of the way",
+            "zero": -1.0,
+            "one": 3.0,
+            "ends": ["nowhere", "the end"],
+            "subsets": ["that are short"],
+        },
+    }
+    # The report does not look into the catalogue: the runs may come from another program.
+    groups = group_runs([load_run(path) for path in find_runs([tmp_path])])
+    (compared,) = comparisons(groups)
+    final = np.stack([group.final for group in groups], axis=1)
+    expected = (final + 1) / np.array([3.0, 4.0])
+    np.testing.assert_array_equal(compared.table("dqn"), expected)
+    texts = [to_markdown(table) for table in tables_of(groups, [*map(summarise, groups)], {})]
+    assert "## Toy: 2 games that are short, share of the way\n" in texts[0]
+    assert "| game | nowhere | the end | dqn |" in texts[1]
+    assert "| 2 | -1 | 2 |" in texts[1]
+    panel = games_figure([compared]).axes[0]  # type: ignore[union-attr]
+    assert panel.get_ylabel() == "IQM of the share of the way"
+    units = {axes.get_xlabel() for axes in (panel, *curves_figure(groups).axes) if axes.axison}
+    assert units == {"frames (a step of the corridor each)"}
+
+
+def test_a_family_without_scale_says_so_and_needs_no_bounds() -> None:
+    assert Family("plain", "Plain", {}).facts("plain/1") == {
+        "family": "plain",
+        "title": "Plain",
+        "frame_unit": "frames (= agent steps)",
+        "score": None,
+    }
+    assert FAMILIES["atari"].facts("atari/air_raid")["score"] is None, "no human score"
+
+
+def test_older_runs_are_scaled_as_the_catalogue_scales_newer_ones() -> None:
+    named = ("atari/pong", "atari/boxing", "atari/tetris", "minatar/freeway", "minatar/x")
+    for name in (*named, "deep_sea/4", "gym/CartPole-v1"):
+        older = Run(Path("x"), {"env": name}, [])
+        family = family_of(name)
+        assert family is not None
+        newer = Run(Path("x"), {"env": name, "environment": family.facts(name)}, [])
+        assert environment(older) == environment(newer)
+
+
 def test_the_catalogue_holds_no_test_families() -> None:
-    assert list(FAMILIES) == ["deep_sea", "minatar", "atari", "jax", "gym"]
+    assert list(FAMILIES) == ["deep_sea", "minatar", "memory", "atari", "jax", "gym"]
 
 
 class Counter:
@@ -261,7 +334,7 @@ def test_block_seeds_differ_in_everything_that_makes_them() -> None:
 
 def test_every_family_says_how_stale_its_policies_are() -> None:
     stale = {name: family.run["staleness"] for name, family in FAMILIES.items()}
-    assert stale == {"deep_sea": 1, "minatar": 1, "jax": 1, "atari": 2, "gym": 2}
+    assert stale == {"deep_sea": 1, "minatar": 1, "memory": 1, "jax": 1, "atari": 2, "gym": 2}
 
 
 def test_updates_are_all_gradient_steps_of_a_round() -> None:
@@ -272,6 +345,7 @@ def test_updates_are_all_gradient_steps_of_a_round() -> None:
     assert found == {
         "deep_sea": (10, 2),
         "minatar": (16, 4),
+        "memory": (8, 2),
         "atari": (128, 32),
         "jax": (None, None),
         "gym": (16, 4),
@@ -312,28 +386,25 @@ def test_other_objects_have_no_settings_of_their_own() -> None:
     ],
 )
 def test_atari_on_a_cpu_takes_shorter_rounds_at_the_same_rates(
-    monkeypatch: pytest.MonkeyPatch,
     num_envs: int,
     updates: int,
     q_steps: int,
     target_rounds: int,
     expected: tuple[int, int, int],
 ) -> None:
-    family, spec = FAMILIES["atari"], make("atari/pong")
+    family = FAMILIES["atari"]
     run = {**family.run, "num_envs": num_envs}
     agent = {"updates": updates, "q_steps": q_steps, "target_rounds": target_rounds}
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    small, changes = family.suited(spec, run, agent, agent)
+    small, changes = family.machine("cpu", run, agent)
     assert small == {"num_envs": 16, "round_steps": 16}
     assert tuple(changes[name] for name in agent) == expected
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert family.suited(spec, run, agent, agent) == ({}, {})
+    assert family.machine("gpu", run, agent) == ({}, {})
 
 
 def test_what_a_report_needs_of_a_family() -> None:
     assert {family.frame_unit for family in FAMILIES.values()} == {
         "frames (= agent steps)",
-        "frames (4 an agent step)",
+        "frames (4 per agent step)",
     }
     atari = FAMILIES["atari"]
     assert (atari.protocol, make("atari/pong").protocol) == (AtariProtocol(), AtariProtocol())
@@ -343,14 +414,18 @@ def test_what_a_report_needs_of_a_family() -> None:
 
 
 def test_scores_are_on_the_scale_of_the_tables() -> None:
-    for name in ("atari/pong", "minatar/freeway", "atari/tetris", "minatar/x", "deep_sea/4"):
-        family, score = family_of(name), np.array([3.0, 10.5])
-        assert family is not None
-        scale, expected = family.score_scale, scores.normalized(name, score)
-        found = scale.normalized(name, score) if scale else None
-        assert (found is None) == (expected is None)
-        if found is not None:
-            np.testing.assert_array_equal(found, expected)
+    score = np.array([3.0, 10.5])
+    scale = FAMILIES["atari"].score_scale
+    assert scale is not None
+    found, expected = scale.normalized("atari/pong", score), human_normalized("pong", score)
+    np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
+    assert scale.normalized("atari/tetris", score) is None
+    scale = FAMILIES["minatar"].score_scale
+    assert scale is not None
+    one, zero = MINATAR["freeway"]
+    found = scale.normalized("minatar/freeway", np.array([zero, one]))
+    np.testing.assert_array_equal(found, [0, 1])  # type: ignore[arg-type]
+    assert scale.normalized("minatar/x", score) is None
     labels = [f.score_scale.label for f in FAMILIES.values() if f.score_scale]
     assert labels == ["normalised score", "human-normalised score"]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.networks import feature_network
+from spectral_bellman.networks import feature_network, torso_for
 from spectral_bellman.networks.features import (
     MLP,
     NATURE,
@@ -15,7 +15,6 @@ from spectral_bellman.networks.features import (
     NatureCNN,
     convolve,
     started,
-    torso_for,
     xavier_weights,
 )
 

@@ -43,7 +43,7 @@ class Oracle:
         def is_start(step: Step) -> bool:
             if isinstance(window, Sequences):
                 known = {id(kept) for *_, kept in self.held}
-                burnt = all(id(s) in known for s in self.before(step, window.burn_in))
+                burnt = all(id(s) in known for s in self.before(step, window.burn_in + 1))
                 on_time = step.time % window.period == 0
                 return on_time and burnt and self.complete(step, window.trained)
             return self.complete(step, window.length)
@@ -130,7 +130,10 @@ def test_the_documented_recursion_gives_the_n_step_target():
     assert short > 5
 
 
-@pytest.mark.parametrize("window", [Sequences(4, 4, 2), Sequences(0, 5, 5), Sequences(3, 2, 7)])
+@pytest.mark.parametrize(
+    "window",
+    [Sequences(4, 4, 2, ("carry",)), Sequences(0, 5, 5, ("carry",)), Sequences(3, 2, 7)],
+)
 @pytest.mark.parametrize(("ending", "truncation"), MIXES)
 @pytest.mark.parametrize(("stack", "rounds"), SIZES)
 def test_sequences(ending, truncation, stack, rounds, window):
@@ -141,7 +144,7 @@ def test_sequences(ending, truncation, stack, rounds, window):
         burnt, trained = oracle.before(step, window.burn_in), oracle.after(step, window.trained)
         missing = window.burn_in - len(burnt)
         steps = [None] * missing + burnt + trained
-        steps += [None] * (window.length - len(steps))
+        steps += [None] * (window.burn_in + window.trained - len(steps))
         np.testing.assert_array_equal(item.mask, [s is not None for s in steps])
         for name in ("action", "reward", "discount"):
             want = [0 if s is None else getattr(s, name) for s in steps]
@@ -149,8 +152,13 @@ def test_sequences(ending, truncation, stack, rounds, window):
         probs = [0 if s is None else s.extras["prob"] for s in steps]
         np.testing.assert_array_equal(item.extras["prob"], probs)
         carries = [np.zeros(2) if s is None else s.extras["carry"][0] for s in steps]
-        np.testing.assert_array_equal(item.extras["carry"][0], carries)
-        seen = [np.zeros_like(step.observation)] * (window.length + 1)
+        if window.at_start:
+            assert set(item.extras) == {"prob"}
+            np.testing.assert_array_equal(item.start["carry"][0], carries[0])
+        else:
+            assert item.start == {}
+            np.testing.assert_array_equal(item.extras["carry"][0], carries)
+        seen = [np.zeros_like(step.observation)] * window.length
         for i, s in enumerate(steps):
             if s is not None:
                 seen[i] = s.observation
@@ -158,6 +166,14 @@ def test_sequences(ending, truncation, stack, rounds, window):
         np.testing.assert_array_equal(item.observation, seen)
         first = [s is not None and s.time == 0 for s in steps] + [False]
         np.testing.assert_array_equal(item.first, first)
+        for name in ("action", "reward"):
+            # What led to each observation; before the first one, the step before the window.
+            before = oracle.before(step, window.burn_in + 1)
+            led = before[0] if len(before) > window.burn_in else None
+            want = [0 if s is None else getattr(s, name) for s in (led, *steps)]
+            ended = [s is not None and s.discount == 0 for s in (led, *steps)]
+            want = [0 if over else value for value, over in zip(want, ended, strict=True)]
+            np.testing.assert_array_equal(getattr(item, f"previous_{name}"), want)
 
 
 def test_every_step_is_trained_in_as_many_sequences():
@@ -188,7 +204,16 @@ def test_one_of_n_steps_is_one_step():
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("window", [OneStep(), NStep(3), Sequences(2, 4, 2)])
+def test_n_steps_with_the_observation_after_the_first():
+    history = History(7, ending=0.2, truncation=0.2, stack=4).play(10)
+    oracle, window = Oracle(history), NStep(3, following=True)
+    starts = check_starts(oracle, window)
+    for (*_, step), item in zip(starts, taken(oracle, window, starts), strict=True):
+        if step.discount:
+            np.testing.assert_array_equal(item.following, step.next_observation)
+
+
+@pytest.mark.parametrize("window", [OneStep(), NStep(3), Sequences(2, 4, 2, ("carry",))])
 def test_windows_over_seeds_are_those_of_each(window):
     rings = [History(seed, truncation=0.2, stack=4).play(8).ring for seed in range(2)]
     batched = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rings)
@@ -210,8 +235,9 @@ def test_what_cannot_be_a_window_is_refused():
             Sequences(*given)
     history = History(6, stack=4)
     assert not NStep(20).starts(history.ring).any()
-    for window in (NStep(21), Sequences(10, 11, 1)):
+    assert not Sequences(9, 10, 1).starts(history.ring).any()
+    for window in (NStep(21), Sequences(10, 10, 1)):
         with pytest.raises(ValueError, match=r"a ring of 20 steps .* --replay-capacity to 63"):
             window.starts(history.ring)
-    assert [w.length for w in (OneStep(), NStep(5), Sequences(40, 80, 40))] == [1, 5, 120]
+    assert [w.length for w in (OneStep(), NStep(5), Sequences(40, 80, 40))] == [1, 5, 121]
     assert all(isinstance(w, Window) for w in (OneStep(), NStep(5), Sequences(40, 80, 40)))

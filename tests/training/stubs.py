@@ -8,7 +8,7 @@ import numpy as np
 
 from spectral_bellman.agents.api import Phase
 from spectral_bellman.environments.api import HostStep, Step
-from spectral_bellman.replay import OneStep
+from spectral_bellman.replay import UNIFORM, OneStep
 
 
 class Place(NamedTuple):
@@ -110,24 +110,25 @@ class Log(NamedTuple):
 PREPARE, UPDATE, FINISH, PUBLISH, PUBLISH_ROWS = 100, 200, 300, 400, 500
 
 
-def phase(number: int, steps: int, **settings) -> Phase:
+def phase(number: int, steps: int, priority=None, **settings) -> Phase:
     """A phase that writes down its updates; ``prepare`` returns no state, and cannot.
 
-    It computes with whole numbers, which no compiler rounds in another way.
+    It computes with whole numbers, which no compiler rounds in another way. ``priority`` is
+    sample -> the new priorities of its items.
     """
 
-    def prepare(state, batches, key):
+    def prepare(state, samples, key):
         # Every step remembers what the state was when its chunk was prepared.
-        drawn = jax.random.randint(key, (batches.reward.shape[0],), 0, 1_000)
+        drawn = jax.random.randint(key, (samples.items.reward.shape[0],), 0, 1_000)
         return jnp.full(drawn.shape, state.count), drawn
 
-    def update(state, batch, prepared):
+    def update(state, sample, prepared):
         seen, drawn = prepared
-        value = jnp.sum((64 * batch.reward).astype(jnp.int32)) + drawn
+        value = jnp.sum((64 * sample.items.reward).astype(jnp.int32)) + drawn
         state = state._replace(total=(3 * state.total + value) % 65_521)
         terms = {f"term {number}": value, f"seen {number}": seen}
         terms = {name: x.astype(jnp.float32) for name, x in terms.items()}
-        return state.write(UPDATE + number), terms, None
+        return state.write(UPDATE + number), terms, priority and priority(sample)
 
     def finish(state):
         return state.write(FINISH + number)
@@ -141,10 +142,11 @@ class Scribe:
     num_actions = 2
     window = OneStep()
     publish_rows, publish_every = 0, 1
-    diagnostic_rows = 0
+    diagnostic_items, diagnostic_rows = 1_024, 0
 
-    def __init__(self, observation, before=(), after=()) -> None:
+    def __init__(self, observation, before=(), after=(), sampler=UNIFORM) -> None:
         self.observation, self._phases = observation, (list(before), list(after))
+        self.sampler = sampler
 
     def init(self, key):
         return Log(jnp.zeros(256, jnp.int32), jnp.int32(0), jnp.int32(0))

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from spectral_bellman.agents.api import Phase, Progress
-from spectral_bellman.replay import Rollout, add, init_ring
+from spectral_bellman.replay import UNIFORM, Rollout, by_priority, init_ring
 from spectral_bellman.training import learner as module
-from spectral_bellman.training.learner import Learner, Pieces, extras_of, in_order, keys_of
+from spectral_bellman.training.learner import (
+    Learner,
+    Learning,
+    Pieces,
+    extras_of,
+    in_order,
+    keys_of,
+)
 
 from .stubs import FINISH, PUBLISH, PUBLISH_ROWS, UPDATE, Corridor, Scribe, phase
 
@@ -18,15 +25,27 @@ OBSERVATION = Corridor.observation
 PROGRESS = Progress(jnp.int32(100), jnp.int32(7))
 
 
-def scribe(*, before=(), after=()) -> Scribe:
-    return Scribe(OBSERVATION, before, after)
+def scribe(*, before=(), after=(), sampler=UNIFORM) -> Scribe:
+    return Scribe(OBSERVATION, before, after, sampler)
 
 
-IN_PIECES = scribe(before=[phase(1, 4), phase(2, 2)], after=[phase(3, 4)])
+def by_reward(sample):
+    """Priorities that depend on what was drawn; some are 0."""
+    return sample.items.reward // 300
 
 
-def filled(agent):
-    """A replay of 2 environments and 12 steps of each, whose rewards are all different."""
+IN_PIECES = {
+    name: scribe(
+        before=[phase(1, 4, by_reward), phase(2, 2, by_reward)],
+        after=[phase(3, 4, by_reward)],
+        sampler=sampler,
+    )
+    for name, sampler in {"uniform": UNIFORM, "prioritised": by_priority(0.5)}.items()
+}
+
+
+def rollout_of(agent) -> Rollout:
+    """12 steps of 2 environments, whose rewards are all different."""
     shape, random = (12, 2), np.random.default_rng(0)
     extras = jax.tree.map(lambda x: np.zeros((*shape, *x.shape), x.dtype), extras_of(agent))
     rollout = Rollout(
@@ -39,8 +58,17 @@ def filled(agent):
         last_observation=random.random((*shape, 2), np.float32),
         extras=extras,
     )
-    ring = init_ring(OBSERVATION, extras_of(agent), 2, 100, 12)
-    return add(ring, jax.tree.map(jnp.asarray, rollout))
+    return jax.tree.map(jnp.asarray, rollout)
+
+
+@functools.cache
+def begun(agent):
+    """The first state, and a replay that holds a rollout."""
+    learner = Learner(agent)
+    empty = init_ring(OBSERVATION, extras_of(agent), 2, 100, 12)
+    store = jax.jit(learner.store)
+    ring, priorities = store(empty, learner.init_priorities(empty), rollout_of(agent))
+    return Learning(agent.init(jax.random.key(1)), priorities), ring
 
 
 def learned(agent, most: int = 0):
@@ -50,13 +78,12 @@ def learned(agent, most: int = 0):
 
 def rounds(agent, most: int = 0, first_round: int = 0):
     """(progress, key) -> state, policy and terms of one round, from the first state."""
-    learner, ring = Learner(agent, most, first_round), filled(agent)
-    state = agent.init(jax.random.key(1))
-    return functools.partial(jax.jit(learner.learn), state, ring)
+    learner = Learner(agent, most, first_round)
+    return functools.partial(jax.jit(learner.learn), *begun(agent))
 
 
-def entries(state) -> list[int]:
-    return state.entries[: int(state.count)].tolist()
+def entries(state: Learning) -> list[int]:
+    return state.agent.entries[: int(state.agent.count)].tolist()
 
 
 def test_publishing_is_between_the_two_sides():
@@ -151,8 +178,8 @@ def test_a_phase_may_learn_from_rows_that_stand_for_the_whole_replay():
     state, _, terms = learned(agent)
     assert entries(state) == [UPDATE, UPDATE, PUBLISH]
     assert terms["rows"].tolist() == [24, 24]
-    reward = filled(agent).steps.reward
-    assert int(state.total) == 2 * int(jnp.sum(reward))
+    reward = begun(agent)[1].steps.reward
+    assert int(state.agent.total) == 2 * int(jnp.sum(reward))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +198,8 @@ def test_publishing_gets_rows_in_the_first_round_that_learns_and_then_rarely(
 
 
 def test_phases_draw_from_the_replay_with_keys_of_their_own(fused):
-    terms, again, other = (fused(PROGRESS, jax.random.key(seed))[2] for seed in (0, 0, 1))
+    learn = fused["uniform"]
+    terms, again, other = (learn(PROGRESS, jax.random.key(seed))[2] for seed in (0, 0, 1))
     values = np.concatenate([terms[f"term {number}"] for number in (1, 2, 3)])
     assert len(set(values.tolist())) == 10
     assert again["term 1"].tolist() == terms["term 1"].tolist()
@@ -180,21 +208,26 @@ def test_phases_draw_from_the_replay_with_keys_of_their_own(fused):
 
 @pytest.fixture(scope="module")
 def fused():
-    return rounds(IN_PIECES, most=1)
+    return {name: rounds(agent, most=1) for name, agent in IN_PIECES.items()}
 
 
 @pytest.mark.parametrize(
-    ("dispatch", "drawn_apart", "counts"),
+    ("sampling", "dispatch", "drawn_apart", "counts"),
     [
-        (0, False, {"before": [1, 1], "after": [1]}),
-        (1, False, {"before": [4, 2], "after": [4]}),
-        (3, False, {"before": [2, 1], "after": [2]}),
-        (3, True, {"before": [2, 1], "after": [2]}),
+        ("uniform", 0, False, {"before": [1, 1], "after": [1]}),
+        ("uniform", 1, False, {"before": [4, 2], "after": [4]}),
+        ("uniform", 3, False, {"before": [2, 1], "after": [2]}),
+        ("uniform", 3, True, {"before": [2, 1], "after": [2]}),
+        # What a step draws by priority depends on the step before: it cannot be drawn apart.
+        ("prioritised", 0, False, {"before": [1, 1], "after": [1]}),
+        ("prioritised", 1, False, {"before": [4, 2], "after": [4]}),
+        ("prioritised", 3, False, {"before": [2, 1], "after": [2]}),
     ],
 )
-def test_pieces_equal_the_fused_learner_bit_for_bit(fused, dispatch, drawn_apart, counts):
+def test_pieces_equal_the_fused_learner_bit_for_bit(fused, sampling, dispatch, drawn_apart, counts):
     """Chunks of one step, in pieces of ``dispatch``; the replay may lie on another device."""
-    learner, ring = Learner(IN_PIECES, 1), filled(IN_PIECES)
+    agent = IN_PIECES[sampling]
+    learner, (start, ring) = Learner(agent, 1), begun(agent)
 
     def run(side, state, key):
         stages, found = learner.stages[side], {}
@@ -216,13 +249,111 @@ def test_pieces_equal_the_fused_learner_bit_for_bit(fused, dispatch, drawn_apart
         return state, found
 
     def publish(state, key):
-        return learner.publish(state, ring, PROGRESS, key)
+        after, policy = learner.publish(state.agent, ring, PROGRESS, key)
+        return state._replace(agent=after), policy
 
     keys = list(jax.random.split(jax.random.key(0), 3))
-    state, policy, terms = in_order(IN_PIECES.init(jax.random.key(1)), keys, run, publish)
-    wanted_state, wanted_policy, wanted_terms = fused(PROGRESS, jax.random.key(0))
+    state, policy, terms = in_order(start, keys, run, publish)
+    wanted_state, wanted_policy, wanted_terms = fused[sampling](PROGRESS, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state, wanted_state)
     assert int(policy) == int(wanted_policy)
     assert {k: float(v) for k, v in terms.items()} == {
         k: float(v[-1]) for k, v in wanted_terms.items()
     }
+    if sampling == "prioritised":
+        assert float(state.priorities.maximum) > 1
+    else:
+        assert state.priorities == ()
+
+
+class Drawing(Scribe):
+    """Writes down where it was drawn from: environment · 1,000 + slot, for each item."""
+
+    def __init__(self, steps: int, priority, sampler=None) -> None:
+        def update(state, sample, prepared):
+            for place in range(4):
+                state = state.write(1_000 * sample.index.env[place] + sample.index.slot[place])
+            return state, {"weight": jnp.mean(sample.weight)}, priority(sample)
+
+        drawn = Phase(steps, lambda state, sample, key: sample.weight, update, batch=4)
+        super().__init__(OBSERVATION, [], [drawn], sampler or by_priority(0.5))
+
+
+def places(state: Learning) -> list[list[tuple[int, int]]]:
+    """(environment, slot) of the items of each step, after the publication."""
+    drawn = entries(state)
+    assert drawn[0] == PUBLISH
+    pairs = [divmod(number, 1_000) for number in drawn[1:]]
+    return [pairs[k : k + 4] for k in range(0, len(pairs), 4)]
+
+
+def test_a_prioritised_step_sees_the_priorities_of_the_step_before():
+    """What has been drawn gets a priority of 0 and is never drawn again."""
+    agent = Drawing(5, lambda sample: jnp.zeros(4))
+    (stage,) = Learner(agent).stages["after"]
+    assert (stage.times, stage.steps) == (5, 1), "a step that draws is a chunk of its own"
+    learn, (_, ring) = rounds(agent), begun(agent)
+    for seed in range(4):
+        state, _, terms = learn(PROGRESS, jax.random.key(seed))
+        drawn = [set(pairs) for pairs in places(state)]
+        assert len(drawn) == 5
+        assert len(set.union(*drawn)) == sum(map(len, drawn))
+        np.testing.assert_allclose(terms["weight"], np.ones(5), rtol=1e-5)  # a batch has mean 1
+        expected = np.where(ring.held, 1.0, np.asarray(state.priorities.value))
+        for pair in set.union(*drawn):
+            expected[pair] = 0
+        np.testing.assert_array_equal(state.priorities.value, expected)
+
+
+def test_uniform_draws_come_again_whatever_the_priorities():
+    agent, found = Drawing(5, lambda sample: jnp.zeros(4), UNIFORM), []
+    learn = rounds(agent)
+    for seed in range(4):
+        state, *_ = learn(PROGRESS, jax.random.key(seed))
+        assert state.priorities == ()
+        found.append([set(pairs) for pairs in places(state)])
+    assert any(len(set.union(*drawn)) < sum(map(len, drawn)) for drawn in found)
+
+
+def test_priorities_are_written_back_where_the_items_were_drawn():
+    agent = Drawing(6, lambda sample: 1 + sample.items.reward)
+    state, *_ = rounds(agent)(PROGRESS, jax.random.key(3))
+    start, ring = begun(agent)
+    expected, highest = np.array(start.priorities.value), 1.0
+    for pairs in places(state):
+        for pair in pairs:
+            assert ring.held[pair]
+            expected[pair] = 1 + ring.steps.reward[pair]
+            highest = max(highest, expected[pair])
+    np.testing.assert_array_equal(state.priorities.value, expected)
+    assert float(state.priorities.maximum) == highest > 100
+    # Without new priorities nothing is written.
+    same, *_ = rounds(Drawing(6, lambda sample: None))(PROGRESS, jax.random.key(3))
+    jax.tree.map(np.testing.assert_array_equal, same.priorities, start.priorities)
+
+
+def test_new_steps_are_admitted_at_the_highest_priority_so_far():
+    agent = Drawing(1, lambda sample: None)
+    learner, ((_, priorities), ring) = Learner(agent), begun(agent)
+    held = np.asarray(ring.held)
+    assert held.sum() == 24
+    np.testing.assert_array_equal(priorities.value[held], np.ones(24))
+    raised = priorities._replace(value=0.5 * priorities.value, maximum=jnp.float32(7))
+    # Five steps of the second environment alone: nothing of the first is touched.
+    part = jax.tree.map(lambda x: x[:5, 1:], rollout_of(agent))
+    after, found = jax.jit(learner.store, static_argnums=3)(ring, raised, part, 1)
+    new = np.asarray(after.held) & ~held
+    assert new.sum(axis=1).tolist() == [0, 5]
+    np.testing.assert_array_equal(found.value[new], np.full(5, 7.0))
+    np.testing.assert_array_equal(found.value[held], np.full(24, 0.5))
+    assert float(found.maximum) == 7
+
+
+@pytest.mark.parametrize(("one_by_one", "chunk"), [(False, 6), (True, 1)])
+def test_a_phase_that_must_see_the_state_is_prepared_before_each_step(one_by_one, chunk):
+    agent = scribe(after=[phase(1, 6, one_by_one=one_by_one)])
+    (stage,) = Learner(agent).stages["after"]
+    assert (stage.times, stage.steps) == (6 // chunk, chunk)
+    _, _, terms = learned(agent)
+    seen = {6: [1], 1: [1, 3, 5, 7, 9, 11]}[chunk]  # an update and a finish for each chunk
+    assert terms["seen 1"].tolist() == seen

@@ -2,7 +2,8 @@
 
 from spectral_bellman.agents.api import Agent, Phase, Progress, Timestep
 from spectral_bellman.agents.config import AgentConfig
-from spectral_bellman.agents.q_agent import Actor, Policy, QAgent, TrainState
+from spectral_bellman.agents.q_agent import QAgent
+from spectral_bellman.agents.state import Actor, Policy, TrainState
 
 __all__ = [
     "Actor",

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from spectral_bellman._arrays import RandomKey
-from spectral_bellman.replay import Rows, Window
+from spectral_bellman.replay import Rows, Sampler, Window
 
 Terms = dict[str, Array]
 """Terms of a loss, or diagnostics, by name; scalars."""
@@ -48,22 +48,25 @@ class Phase(NamedTuple):
 
     steps: int
     prepare: Callable[[Any, Any, RandomKey], Any]
-    """(state, items (S, B, …), key) -> prepared, with leading axis S. For many steps at once."""
+    """(state, sample (S, B, …), key) -> prepared, with leading axis S. For many steps at once."""
     update: Callable[[Any, Any, Any], tuple[Any, Terms, Array | None]]
-    """(state, items (B, …), prepared) -> state, terms of the loss, and new priorities (B,)."""
+    """(state, sample (B, …), prepared) -> state, terms of the loss, and new priorities (B,)."""
     finish: Callable[[Any], Any] = lambda state: state
     """state -> state, after each chunk of steps."""
     batch: int = 1
     """B, items in a step."""
     rows: int = 0
-    """If positive, a step learns from at most so many ``Rows`` that stand for the whole replay."""
+    """If positive, a step gets at most this many weighted ``Rows`` in place of a sample. They
+    represent the whole replay."""
     step_bytes: int = 0
     """Memory that ``prepare`` needs for one step."""
+    one_by_one: bool = False
+    """Whether ``prepare`` must see the state before each step, and not before several."""
 
 
 @runtime_checkable
 class Agent(Protocol[S, P, A]):
-    """An agent for environments with one observation and a number of actions."""
+    """An agent for environments with one observation array and discrete actions."""
 
     observation: jax.ShapeDtypeStruct
     num_actions: int
@@ -73,12 +76,19 @@ class Agent(Protocol[S, P, A]):
         """What the agent learns from: one transition, n steps, or a sequence."""
         ...
 
+    @property
+    def sampler(self) -> Sampler:
+        """How windows are drawn for gradient steps."""
+        ...
+
     publish_rows: int
-    """Rows of the replay that ``publish`` needs; 0 for none."""
+    """Items of the replay that ``publish`` needs; 0 for none."""
     publish_every: int
-    """Rounds from one publication with rows to the next; the others get None."""
+    """``publish`` gets these items every so many rounds, and None otherwise."""
+    diagnostic_items: int
+    """Held-out items that ``diagnose`` needs."""
     diagnostic_rows: int
-    """Rows of the replay that ``diagnose`` needs; 0 for none."""
+    """Items of the replay that ``diagnose`` needs as ``Rows``; 0 for none."""
 
     def init(self, key: RandomKey) -> S:
         """A state that has learned nothing."""

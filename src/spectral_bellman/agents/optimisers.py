@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from spectral_bellman._arrays import Scalar
-from spectral_bellman.networks import FeatureNetwork
+from spectral_bellman._arrays import Scalar, known
 
 
 def adam(learning_rate: Scalar, epsilon: Scalar, head_rate: Scalar | None = None) -> Any:
@@ -73,9 +72,19 @@ def descend(optimiser: Any, gradient: Any, state: Any, parameters: Any) -> tuple
     return optax.apply_updates(parameters, updates), state
 
 
+def clip_gradient(gradient: Any, largest: Scalar) -> Any:
+    """The gradient, scaled down to the norm ``largest`` where it is longer; 0: never."""
+    if known(largest) == 0:
+        return gradient
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient)))
+    return jax.tree.map(
+        lambda x: x * jnp.minimum(1.0, largest / jnp.maximum(norm, 1e-12)), gradient
+    )
+
+
 def _slower_head(optimiser: Any, rate: Scalar) -> optax.GradientTransformation:
     def head(x: Any) -> Any:
-        return (x if isinstance(x, FeatureNetwork) else x[0]).head
+        return (x if hasattr(x, "head") else x[0]).head
 
     def update(gradient: Any, state: Any, _: Any = None) -> tuple[Any, Any]:
         updates, state = optimiser.update(gradient, state)

@@ -53,6 +53,37 @@ PAPER: dict[str, Any] = {
     "warmup_steps": 20_000,
 }
 
+# R2D2 rows: the choices, and numbers for environments without numbers of their own. A batch is 320
+# steps, so that a million agent steps at 8 samples each are 25,000 updates.
+R2D2: dict[str, Any] = {
+    "backbone": "recurrent",
+    "operator": "retrace",
+    "sampling": "prioritised",
+    "rescaling": 1e-3,
+    "reward_clip": 0.0,  # the rescaling handles the size of rewards
+    "discount": 0.997,
+    "lstm": 128,
+    "burn_in": 10,
+    "trained": 20,
+    "period": 10,
+    "batch": 16,
+    "updates": 27,
+    "learning_rate": 5e-4,
+    "adam_epsilon": 1e-4,
+    "gradient_clip": 40.0,
+}
+_SBM_R2D2: dict[str, Any] = {**R2D2, "representation": "spectral", "q_steps": 3}
+# A large batch needs a GPU; 10M frames are 20,000 updates.
+_R2D2_ATARI: dict[str, Any] = {
+    "lstm": 256,
+    "trained": 30,
+    "period": 15,
+    "batch": 32,
+    "updates": 36,
+    "learning_rate": 1e-4,
+}
+_SBM_R2D2_ATARI: dict[str, Any] = {**_R2D2_ATARI, "q_steps": 4}
+
 # MinAtar: numbers for presets with a learned θ̃, and for the linear ones.
 _CLOSURE_MINATAR = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
 _LINEAR_MINATAR = {
@@ -134,6 +165,44 @@ PRESETS = {
         {"representation": "spectral", "exploration": "thompson", **PAPER},
         {"num_envs": 128, "round_steps": 16, "replay_capacity": 1_000_000},
     ),
+    "r2d2": Preset(
+        "R2D2",
+        {**R2D2, "representation": "plain", "exploration": "ladder"},
+        tuned={"atari": _R2D2_ATARI},
+    ),
+    "sbm-r2d2": Preset(
+        "SBM + R2D2 (ε-greedy)",
+        {**_SBM_R2D2, "exploration": "ladder"},
+        tuned={"atari": _SBM_R2D2_ATARI},
+    ),
+    "sbm-r2d2-ts": Preset(
+        "SBM + R2D2 (TS)",
+        {**_SBM_R2D2, "exploration": "thompson"},
+        tuned={"atari": _SBM_R2D2_ATARI},
+    ),
+    "sbm-r2d2-ts-paper": Preset(
+        "SBM + R2D2 (TS), hyper-parameters to the letter",
+        {
+            **_SBM_R2D2,
+            "exploration": "thompson",
+            **PAPER,
+            "discount": 0.997,
+            "batch": 64,
+            "burn_in": 40,
+            "trained": 80,
+            "trace_decay": 0.95,
+            "reward_clip": 0.0,
+            # Where the paper is silent, as R2D2 has it:
+            "period": 40,
+            "lstm": 512,
+            "core_inputs": "torso",
+            "head_hidden": (512,),
+            "adam_epsilon": 1e-3,
+            "policy_epsilon_steps": 250_000,
+            "target_rounds": 4,  # 2,304 updates, for 2,500
+        },
+        {"num_envs": 128, "round_steps": 16, "replay_capacity": 1_000_000},
+    ),
     # Not in the paper: to check DQN against what others have published.
     "dqn-minatar": Preset(
         "– (DQN of the MinAtar authors)",
@@ -152,6 +221,10 @@ PRESETS = {
         },
         # A target lasts 1,024 frames, for 1,000.
         {"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000},
+        changed={
+            "minatar": "dqn-minatar now learns from unclipped rewards, as the MinAtar authors' DQN "
+            "does; before version 0.2 they were clipped to ±1"
+        },
     ),
     "dqn-dopamine": Preset(
         "– (DQN of Dopamine)",
@@ -171,6 +244,11 @@ PRESETS = {
         },
         # Fewer environments than other presets have: episodes of older policies count less.
         {"num_envs": 128, "round_steps": 16, "dispatch_steps": 32, "replay_capacity": 1_000_000},
+        changed={
+            "atari": "dqn-dopamine now has Dopamine's network, Xavier weights, batches of 32 and "
+            "128 environments; before version 0.2 it had the network nature, normal weights, "
+            "batches of 256 and 256 environments"
+        },
     ),
 }
 

@@ -1,14 +1,17 @@
-"""The feed-forward agent: every DQN row of the paper's tables, by the choices of its config.
+"""The agent: every row of the paper's tables, by the choices of its config.
 
 A round (Algorithm 2) is: collect with a published policy; fit θ̂; publish the next policy from φ,
-θ̂ and Σ, and copy the target network; learn φ. So φ of this round and θ̂ of the next are fitted to
-backups of one value function, φ_tᵀθ̂_{t+1}, which was itself fitted. A representation that learns
-φ and θ̂ together does so before publishing, as DQN does.
+θ̂ and Σ, and copy the target network; learn φ. The target network of a round is the pair (φ_t,
+θ̂_{t+1}) that the round publishes: φ_{t+1} and θ̂_{t+2} are both fitted to backups of its values. A
+representation that learns φ and θ̂ together does so before publishing, as DQN does.
+
+The backbone computes φ, and turns what the replay holds into rows. The rest of the agent is the
+same for transitions and for sequences.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,60 +22,38 @@ from jaxtyping import Array, Float, Int
 from spectral_bellman import posterior
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import diagnostics
-from spectral_bellman.agents.api import Phase, Progress, Terms, Timestep, where_first
+from spectral_bellman.agents.api import (
+    Phase,
+    Progress,
+    Terms,
+    Timestep,
+    first_timestep,
+    where_first,
+)
+from spectral_bellman.agents.backbones.api import Torso
+from spectral_bellman.agents.backups import RetraceOperator
 from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.explorations.api import Evidence, Setting, choose
-from spectral_bellman.agents.optimisers import descend
+from spectral_bellman.agents.features import taken
+from spectral_bellman.agents.optimisers import clip_gradient, descend
 from spectral_bellman.agents.representations.api import (
     AdamSolver,
+    Backup,
+    Batch,
     LeastSquares,
     Problem,
     Target,
-    q_targets,
 )
-from spectral_bellman.agents.schedules import warm_up
-from spectral_bellman.networks import (
-    FeatureNetwork,
-    feature_network,
-    uniform_weights,
-    xavier_weights,
-)
-from spectral_bellman.replay import OneStep, Rows, Transition
+from spectral_bellman.agents.schedules import linear, warm_up
+from spectral_bellman.agents.state import Actor, Policy, TrainState
+from spectral_bellman.networks import uniform_weights, xavier_weights
+from spectral_bellman.replay import Rows, Sample
 
-
-class TrainState(NamedTuple):
-    """All that learns, and the target copies."""
-
-    network: FeatureNetwork
-    theta: Float[Array, " d"]
-    beside: Any
-    """What is trained beside φ: θ̃, say."""
-    kept: Any
-    """What the representation carries along: Λ1 and Λ2, frozen networks."""
-    target: Target
-    optimiser: Any
-    theta_optimiser: Any
-    exploration: Any
-    """What the exploration keeps."""
-
-
-class Policy(NamedTuple):
-    """A snapshot that acts: φ, θ̂, the noise around it, and ε."""
-
-    network: FeatureNetwork
-    theta: Float[Array, " d"]
-    noise: Any
-    epsilon: Float[Array, ""]
-
-
-Actor = Any
-"""What the exploration keeps for each environment."""
+BEGINNING = Progress(jnp.int32(0), jnp.int32(0))
 
 
 class QAgent:
     """An agent for environments with this observation and this many actions."""
-
-    window = OneStep()
 
     def __init__(
         self, config: AgentConfig, observation: jax.ShapeDtypeStruct, num_actions: int
@@ -86,23 +67,32 @@ class QAgent:
             learning_rate=config.learning_rate,
             head_rate=config.head_rate,
             adam_epsilon=config.adam_epsilon,
-            random_network=self._network,
+            rescaling=config.rescaling,
+            double=config.double,
+            priorities=config.sampling.sampler().by_priority,
+            following=config.representation.needs_following,
         )
-        self.representation = config.representation.build(self.problem)
+        torso = Torso(config.network, config.hidden)
+        self.backbone = config.backbone.build(self.problem, config.operator, torso)
+        self.window, self.sampler = self.backbone.window, config.sampling.sampler()
+        self.representation = config.representation.build(self.problem, self.backbone.single)
         self.exploration = config.exploration.build(
             Setting(
                 dimension=self.representation.dimension,
                 discount=config.discount,
                 warmup_steps=config.warmup_steps,
-                round_items=config.updates * config.batch,
+                round_items=config.updates * config.batch * self.backbone.rows,
                 largest_value=config.largest_value,
             )
         )
-        self.publish_rows, self.publish_every = self.exploration.rows, self.exploration.every
+        # Rows of the replay are drawn as whole items.
+        self.publish_rows = -(-self.exploration.rows // self.backbone.rows)
+        self.publish_every = self.exploration.every
+        self.diagnostic_items = -(-diagnostics.ITEMS // self.backbone.rows)
         self.diagnostic_rows = 0
         if config.representation.has_features:
-            rows = self.publish_rows or diagnostics.ROWS
-            self.diagnostic_rows = min(rows, diagnostics.ROWS)
+            most = -(-diagnostics.ROWS // self.backbone.rows)
+            self.diagnostic_rows = min(self.publish_rows or most, most)
         solver = self.representation.solver
         self.theta_optimiser = (
             optax.adam(solver.q_learning_rate, eps=config.adam_epsilon)
@@ -114,7 +104,7 @@ class QAgent:
         """A state that has learned nothing."""
         part, d = self.representation, self.representation.dimension
         keys = jax.random.split(key, 3)
-        network = self._network(self.num_actions, d, keys[0])
+        network = self.backbone.network(self.num_actions, d, keys[0])
         if self.config.initial_weights == "uniform":
             network = uniform_weights(network, keys[0])
         elif self.config.initial_weights == "xavier":
@@ -127,7 +117,7 @@ class QAgent:
             )
         theta = part.init_theta(keys[1])
         beside, kept = part.init(keys[2], theta)
-        target = Target(network, theta, part.target_of(beside))
+        target = Target(network, theta, part.target_of(beside), self._policy_epsilon(BEGINNING))
         optimiser = self.theta_optimiser
         return TrainState(
             network=network,
@@ -142,7 +132,8 @@ class QAgent:
 
     def init_actor(self, num_envs: int, key: RandomKey) -> Actor:
         """What belongs to each of ``num_envs`` environments."""
-        return self.exploration.init_actor(num_envs, key)
+        exploration = self.exploration.init_actor(num_envs, key)
+        return Actor(exploration, self.backbone.init_carry(num_envs))
 
     def init_policy(self, state: TrainState) -> Policy:
         """The policy before the first round: random actions."""
@@ -158,25 +149,39 @@ class QAgent:
         *,
         greedy: bool = False,
     ) -> tuple[Int[Array, " N"], dict[str, Array], Actor]:
-        """Actions of N environments, the probabilities they were chosen with, and the actor state.
+        """Actions of N environments, extras for the replay, and the actor state.
 
-        With ``greedy``, actions are ε-greedy in φᵀθ̂, ε being ``eval_epsilon``.
+        The extras are the probability of each action and, for a recurrent agent, the recurrent
+        state before the observation. With ``greedy``, actions are ε-greedy in φᵀθ̂, ε being
+        ``eval_epsilon``.
         """
-        if greedy:
-            values = self.values(policy, timestep.observation)
-            action, prob = choose(values, jnp.asarray(self.config.eval_epsilon), key)
-            return action, {"behaviour_prob": prob}, actor
         episode_key, action_key = jax.random.split(key)
-        fresh = self.init_actor(len(timestep.first), episode_key)
-        actor = self.exploration.follow(policy.noise, where_first(timestep.first, fresh, actor))
-        phi = self.representation.features(policy.network, timestep.observation)
-        values = self.exploration.values(policy.theta, policy.noise, actor, phi)
-        action, prob = choose(values, policy.epsilon, action_key)
-        return action, {"behaviour_prob": prob}, actor
+        carry = where_first(timestep.first, self._zero_carry(timestep), actor.carry)
+        raw, after = self.backbone.step(policy.network, carry, timestep)
+        phi = self.representation.normalise(raw)
+        if greedy:
+            kept, values = actor.exploration, phi @ policy.theta
+            epsilon, action_key = jnp.asarray(self.config.eval_epsilon), key
+        else:
+            fresh = self.exploration.init_actor(len(timestep.first), episode_key)
+            kept = where_first(timestep.first, fresh, actor.exploration)
+            kept = self.exploration.follow(policy.noise, kept)
+            values = self.exploration.values(policy.theta, policy.noise, kept, phi)
+            epsilon = jnp.maximum(policy.epsilon, self.exploration.own_epsilon(kept))
+        action, prob = choose(values, epsilon, action_key)
+        extras = {"behaviour_prob": prob}
+        if jax.tree.leaves(carry):
+            extras["carry"] = carry
+        return action, extras, Actor(kept, after)
+
+    def _zero_carry(self, timestep: Timestep) -> Any:
+        return self.backbone.init_carry(len(timestep.first))
 
     def values(self, policy: Policy, observation: Array) -> Float[Array, "N A"]:
-        """Q = φᵀθ̂ of a policy."""
-        return self.representation.features(policy.network, observation) @ policy.theta
+        """Q = φᵀθ̂ of a policy, each observation taken as the first of an episode."""
+        timestep = first_timestep(observation)
+        raw, _ = self.backbone.step(policy.network, self._zero_carry(timestep), timestep)
+        return self.representation.normalise(raw) @ policy.theta
 
     def phases(self) -> tuple[Sequence[Phase], Sequence[Phase]]:
         """What is learned in a round before the policy is published, and what after."""
@@ -205,7 +210,12 @@ class QAgent:
             state = state._replace(exploration=kept)
         # Copies: the caller may donate the state, and no buffer can be donated twice.
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
-        target = Target(state.network, state.theta, self.representation.target_of(state.beside))
+        target = Target(
+            state.network,
+            state.theta,
+            self.representation.target_of(state.beside),
+            self._policy_epsilon(progress),
+        )
         # A choice even where the copy is always due: state, target and policy would share one θ̂,
         # and of a result returned three times a GPU writes only one, where the arguments were
         # donated (jax issue 39625).
@@ -220,83 +230,135 @@ class QAgent:
         return state._replace(target=target), Policy(network, theta, noise, epsilon)
 
     def diagnose(
-        self,
-        state: TrainState,
-        policy: Policy,
-        items: Transition,
-        rows: Rows | None,
-        key: RandomKey,
+        self, state: TrainState, policy: Policy, items: Any, rows: Rows | None, key: RandomKey
     ) -> Terms:
-        """Diagnostics on held-out transitions and rows of the replay."""
+        """Diagnostics on held-out items and rows of the replay."""
         return diagnostics.diagnose(self, state, policy, items, rows, key)
 
-    def _network(self, actions: int, d: int, key: RandomKey) -> FeatureNetwork:
-        config = self.config
-        return feature_network(config.network, config.hidden, self.observation, actions, d, key)
+    def features_taken(self, network: Any, items: Any) -> Float[Array, "R d"]:
+        """φ(s, a) of the rows of a batch."""
+        return self.representation.normalise(self.backbone.taken(network, items))
+
+    def row_weights(self, rows: Rows) -> Float[Array, " R"]:
+        """How many steps of the replay each row stands for; 0 for padding.
+
+        The weights of items count items. Sequences overlap and may be padded: their rows share the
+        steps that the replay holds.
+        """
+        if not self.backbone.padded:
+            return rows.weight
+        weight = jnp.where(self.backbone.mask(rows.items), rows.weight[:, None], 0.0).ravel()
+        return weight * rows.steps / jnp.maximum(jnp.sum(weight), 1.0)
+
+    def _policy_epsilon(self, progress: Progress) -> Float[Array, ""]:
+        operator = self.config.operator
+        if not isinstance(operator, RetraceOperator) or not operator.policy_epsilon_steps:
+            return jnp.zeros(())
+        steps, begin = operator.policy_epsilon_steps, self.config.warmup_steps
+        return linear(progress.agent_steps, begin, steps, 1.0, 0.0)
 
     def _phase(self, steps: int, prepare: Any, update: Any) -> Phase:
-        d = self.representation.dimension
+        d, rows = self.representation.dimension, self.backbone.rows
         floats = self.num_actions * d + math.prod(self.observation.shape)
         batch = self.config.batch
-        return Phase(steps, prepare, update, batch=batch, step_bytes=batch * floats * 4)
-
-    def _evidence(self, state: TrainState, rows: Rows) -> Evidence:
-        part, items = self.representation, rows.items
-        return Evidence(
-            part.features_taken(state.network, items),
-            part.features(state.network, items.next_observation),
-            *self.problem.rewards_and_discounts(items),
-            weight=rows.weight,
-            slot=rows.slot,
+        return Phase(
+            steps,
+            prepare,
+            update,
+            batch=batch,
+            step_bytes=batch * rows * floats * 4,
+            # Double Q-learning looks at the network as it is before each step.
+            one_by_one=self.config.double,
         )
 
-    def _prepare(self, state: TrainState, batches: Transition, key: RandomKey) -> Any:
-        return self.representation.prepare(state.target, state.kept, batches, key)
+    def _evidence(self, state: TrainState, rows: Rows) -> Evidence:
+        norm, view = self.representation.normalise, self.backbone.view(state.network, rows.items)
+        slot = (rows.slot * self.backbone.rows)[:, None] + jnp.arange(self.backbone.rows)[None]
+        return Evidence(
+            norm(taken(view.phi, view.action)),
+            norm(view.phi_next),
+            view.reward,
+            view.discount,
+            weight=self.row_weights(rows),
+            slot=slot.ravel(),
+        )
+
+    def _learned(self, network: Any, sample: Sample) -> Batch:
+        """The rows of a batch."""
+        phi, backbone = self.features_taken(network, sample.items), self.backbone
+        weight = None
+        if backbone.padded or self.sampler.by_priority:
+            mask = backbone.mask(sample.items)
+            weight = jnp.where(mask, sample.weight[:, None], 0.0).ravel()
+        return Batch(phi, weight, backbone.rows)
+
+    def _priorities(self, errors: Array | None, sample: Sample) -> Array | None:
+        if errors is None or not self.sampler.by_priority:
+            return None
+        mask = self.backbone.mask(sample.items)
+        return self.config.sampling.priority(errors.reshape(mask.shape), mask)
+
+    def _backup(self, state: TrainState, items: Any) -> Backup:
+        norm = self.representation.normalise
+        return self.backbone.backup(norm, state.target, state.network, items)
+
+    def _prepare(self, state: TrainState, samples: Sample, key: RandomKey) -> Any:
+        def one(sample: Sample, key: RandomKey) -> Any:
+            backup = self._backup(state, sample.items)
+            return self.representation.prepare(backup, state.beside, state.kept, key)
+
+        return jax.vmap(one)(samples, jax.random.split(key, len(samples.weight)))
 
     def _update(
-        self, state: TrainState, batch: Transition, prepared: Any
+        self, state: TrainState, sample: Sample, prepared: Any
     ) -> tuple[TrainState, Terms, Array | None]:
         part = self.representation
 
-        def loss(trained: tuple[FeatureNetwork, Any]) -> tuple[Array, Any]:
-            return part.loss(*trained, state.kept, batch, prepared)
+        def loss(trained: tuple[Any, Any]) -> tuple[Array, Any]:
+            network, beside = trained
+            return part.loss(self._learned(network, sample), beside, state.kept, prepared)
 
         trained = (state.network, state.beside)
-        gradient, (kept, terms, priorities) = jax.grad(loss, has_aux=True)(trained)
+        gradient, (kept, terms, errors) = jax.grad(loss, has_aux=True)(trained)
+        gradient = clip_gradient(gradient, self.config.gradient_clip)
         (network, beside), optimiser = descend(part.optimiser, gradient, state.optimiser, trained)
         state = state._replace(network=network, beside=beside, kept=kept, optimiser=optimiser)
         if part.theta_of is not None:
             state = state._replace(theta=part.theta_of(beside))
-        return state, terms, priorities
+        return state, terms, self._priorities(errors, sample)
 
     def _prepare_theta(
-        self, state: TrainState, batches: Transition, _: RandomKey
-    ) -> tuple[Array, Array]:
-        part = self.representation
-        phi = jax.vmap(lambda batch: part.features_taken(state.network, batch))(batches)
-        targets = jax.vmap(lambda batch: self._q_targets(state, batch))(batches)
-        return phi, targets
+        self, state: TrainState, samples: Sample, _: RandomKey
+    ) -> tuple[tuple[Array, Array | None], Array]:
+        def one(sample: Sample) -> tuple[Any, Array]:
+            rows, targets = self._learned(state.network, sample), self._q_targets(state, sample)
+            return (rows.phi, rows.weight), targets
 
-    def _q_targets(self, state: TrainState, batch: Transition) -> Array:
-        return q_targets(self.representation.normalise, self.problem, state.target, batch)
+        return jax.vmap(one)(samples)
+
+    def _q_targets(self, state: TrainState, sample: Sample | Rows) -> Array:
+        return self._backup(state, sample.items).of(state.target.theta, state.theta)
 
     def _update_theta(
-        self, state: TrainState, _: Transition, prepared: tuple[Array, Array]
-    ) -> tuple[TrainState, Terms, Array]:
-        phi, targets = prepared
+        self, state: TrainState, sample: Sample, prepared: tuple[Any, Array]
+    ) -> tuple[TrainState, Terms, Array | None]:
+        (phi, weight), targets = prepared
         error = phi @ state.theta - targets
-        gradient = 2 * (error @ phi) / len(error)
+        if weight is None:
+            gradient, loss = 2 * (error @ phi) / len(error), jnp.mean(jnp.square(error))
+        else:
+            share = weight / jnp.maximum(jnp.sum(weight), 1e-12)
+            gradient, loss = 2 * ((share * error) @ phi), jnp.sum(share * jnp.square(error))
         theta, optimiser = descend(
             self.theta_optimiser, gradient, state.theta_optimiser, state.theta
         )
         state = state._replace(theta=theta, theta_optimiser=optimiser)
-        return state, {"q": jnp.mean(jnp.square(error))}, jnp.abs(error)
+        return state, {"q": loss}, self._priorities(jnp.abs(error), sample)
 
     def _regress(self, state: TrainState, rows: Rows, _: Any) -> tuple[TrainState, Terms, None]:
         solver = self.representation.solver
         assert isinstance(solver, LeastSquares)
-        phi = self.representation.features_taken(state.network, rows.items)
-        targets = self._q_targets(state, rows.items)
+        phi, targets = self.features_taken(state.network, rows.items), self._q_targets(state, rows)
         # XLA tries to fuse the concatenation with what made its parts, which no GPU kernel holds.
         columns = jnp.concatenate(jax.lax.optimization_barrier([phi, targets[:, None]]), axis=1)
         scatter = posterior.init_scatter(columns.shape[1])

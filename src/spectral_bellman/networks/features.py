@@ -5,6 +5,7 @@ Modules have no batch axis, and all their leaves are arrays.
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -12,6 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from spectral_bellman._arrays import RandomKey
+
+N = TypeVar("N", bound=eqx.Module)
+"""A network."""
 
 
 def started(layer: eqx.nn.Linear, key: RandomKey) -> eqx.nn.Linear:
@@ -43,7 +47,7 @@ class FeatureNetwork(eqx.Module):
         return self.head(self.torso(observation)).reshape(self.actions, -1)
 
 
-def uniform_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
+def uniform_weights(network: N, key: RandomKey) -> N:
     """The network with weights and biases uniform within ±1/√(fan in), PyTorch's default."""
     parts, structure = jax.tree.flatten(
         network, is_leaf=lambda part: isinstance(part, eqx.nn.Linear)
@@ -65,7 +69,7 @@ def uniform_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
     )
 
 
-def xavier_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
+def xavier_weights(network: N, key: RandomKey) -> N:
     """The network with Xavier's uniform weights and zero biases, Dopamine's initialisation.
 
     Weights lie within ±√(6 / (fan in + fan out)). The fan out of a convolution is its number of
@@ -76,11 +80,7 @@ def xavier_weights(network: FeatureNetwork, key: RandomKey) -> FeatureNetwork:
     )
     # Convolutions are dense layers on patches here, so their weights do not show the filter area in
     # the fan out. The convolutions of a torso come first in the tree.
-    areas = []
-    if isinstance(network.torso, NatureCNN):
-        areas = [size * size for _, size, _ in NATURE]
-    elif isinstance(network.torso, MinAtarCNN):
-        areas = [9]
+    areas: list[int] = getattr(getattr(network, "torso", None), "areas", [])
 
     def drawn(layer: eqx.nn.Linear, area: int, key: RandomKey) -> eqx.nn.Linear:
         assert layer.bias is not None
@@ -113,7 +113,8 @@ class MLP(eqx.Module):
 
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; bytes are images and are scaled to [0, 1]."""
-        x = observation.astype(jnp.float32).ravel() / (255 if observation.dtype == jnp.uint8 else 1)
+        dtype = self.layers[0].weight.dtype if self.layers else jnp.float32
+        x = observation.astype(dtype).ravel() / (255 if observation.dtype == jnp.uint8 else 1)
         for layer in self.layers:
             x = jax.nn.relu(layer(x))
         return x
@@ -140,9 +141,15 @@ class MinAtarCNN(eqx.Module):
             eqx.nn.Linear((height - 2) * (width - 2) * filters, hidden, key=keys[1]), keys[1]
         )
 
+    @property
+    def areas(self) -> list[int]:
+        """The area of the filters of each convolution."""
+        return [9]
+
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (height, width, channels)."""
-        x = jax.nn.relu(convolve(self.convolution, observation.astype(jnp.float32), 3, 1))
+        seen = observation.astype(self.convolution.weight.dtype)
+        x = jax.nn.relu(convolve(self.convolution, seen, 3, 1))
         return jax.nn.relu(self.dense(x.ravel()))
 
 
@@ -182,6 +189,11 @@ class NatureCNN(eqx.Module):
         self.convolutions = tuple(layers)
         self.dense = started(eqx.nn.Linear(channels * height * width, hidden, key=keys[3]), keys[3])
 
+    @property
+    def areas(self) -> list[int]:
+        """The area of the filters of each convolution."""
+        return [size * size for _, size, _ in NATURE]
+
     def __call__(self, observation: Array) -> Float[Array, " h"]:
         """The last hidden layer; the observation is (frames, height, width) of bytes."""
         x = jnp.moveaxis(observation, 0, -1)
@@ -190,7 +202,7 @@ class NatureCNN(eqx.Module):
             if self.centred and i == 0:
                 # A convolution is linear: subtracting the mean times the sum of each filter from
                 # the output equals subtracting the mean from the image.
-                mean = jnp.mean(observation.astype(jnp.float32)) / 255
+                mean = jnp.mean(observation.astype(layer.weight.dtype)) / 255
                 x -= mean * jnp.sum(layer.weight, axis=1)[None, None]
             x = jax.nn.relu(x)
         return jax.nn.relu(self.dense(x.ravel()))
@@ -231,42 +243,5 @@ def convolve(
     # of the network.
     assert layer.bias is not None
     parts = jnp.split(layer.weight.T / 255, len(seen))
-    blocks_out = (b.astype(jnp.float32) @ part for b, part in zip(seen, parts, strict=True))
+    blocks_out = (b.astype(part.dtype) @ part for b, part in zip(seen, parts, strict=True))
     return sum(blocks_out) + layer.bias[None, None]
-
-
-def torso_for(observation: jax.ShapeDtypeStruct) -> str:
-    """The torso that suits an observation: "centred", "minatar" or "mlp"."""
-    shape = observation.shape
-    if len(shape) == 3 and observation.dtype == jnp.uint8 and min(shape[1:]) >= 36:
-        return "centred"
-    if len(shape) == 3 and observation.dtype == jnp.bool_ and shape[:2] == (10, 10):
-        return "minatar"
-    return "mlp"
-
-
-def feature_network(
-    kind: str,
-    hidden: tuple[int, ...],
-    observation: jax.ShapeDtypeStruct,
-    actions: int,
-    d: int,
-    key: RandomKey,
-) -> FeatureNetwork:
-    """φ with |A|×d outputs on the torso ``kind``; "auto" chooses the torso with ``torso_for``."""
-    torso_key, head_key = jax.random.split(key)
-    kind = torso_for(observation) if kind == "auto" else kind
-    if kind != "mlp" and len(observation.shape) != 3:
-        raise ValueError(
-            f"network {kind!r} reads images, but observations have shape {observation.shape}; "
-            "use --network mlp"
-        )
-    if kind == "minatar":
-        return FeatureNetwork(MinAtarCNN(observation.shape, torso_key), 128, actions, d, head_key)
-    if kind in ("nature", "centred", "padded"):
-        torso = NatureCNN(
-            observation.shape, torso_key, centred=kind == "centred", padded=kind == "padded"
-        )
-        return FeatureNetwork(torso, 512, actions, d, head_key)
-    width = hidden[-1] if hidden else math.prod(observation.shape)
-    return FeatureNetwork(MLP(observation.shape, hidden, torso_key), width, actions, d, head_key)

@@ -2,11 +2,14 @@
 
 from spectral_bellman.replay.ring import Ring, Rollout, Stored, add, count, init_ring, push_frame
 from spectral_bellman.replay.sampling import (
+    UNIFORM,
     Index,
     Priorities,
     Rows,
     Sample,
+    Sampler,
     admit,
+    by_priority,
     init_priorities,
     prioritised,
     rows,
@@ -16,6 +19,7 @@ from spectral_bellman.replay.sampling import (
 from spectral_bellman.replay.windows import NStep, OneStep, Sequence, Sequences, Transition, Window
 
 __all__ = [
+    "UNIFORM",
     "Index",
     "NStep",
     "OneStep",
@@ -24,6 +28,7 @@ __all__ = [
     "Rollout",
     "Rows",
     "Sample",
+    "Sampler",
     "Sequence",
     "Sequences",
     "Stored",
@@ -31,6 +36,7 @@ __all__ = [
     "Window",
     "add",
     "admit",
+    "by_priority",
     "count",
     "init_priorities",
     "init_ring",

@@ -1,5 +1,6 @@
 """How windows are drawn from a ring: uniformly, all of them, or in proportion to priorities."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spectral_bellman._arrays import RandomKey, Scalar
-from spectral_bellman.replay.ring import Ring
+from spectral_bellman.replay.ring import Ring, count
 from spectral_bellman.replay.windows import OneStep, Window
 
 REDRAWS = 3
@@ -38,6 +39,8 @@ class Rows(NamedTuple):
     weight: Float[Array, " n"]
     slot: Int[Array, " n"]
     """A number that belongs to the item, the same in every round until the ring overwrites it."""
+    steps: Float[Array, ""]
+    """Steps that the ring holds. Windows of several steps may overlap."""
 
 
 class Priorities(NamedTuple):
@@ -69,7 +72,46 @@ def rows(ring: Ring, window: Window, key: RandomKey, limit: int) -> Rows:
     else:
         index = _draw_uniformly(ring, window, key, (limit,))
         weight = jnp.full(limit, jnp.sum(starts).astype(jnp.float32) / limit)
-    return Rows(window.take(ring, *index), weight, index.env * slots + index.slot)
+    slot = index.env * slots + index.slot
+    return Rows(window.take(ring, *index), weight, slot, count(ring))
+
+
+class Sampler(NamedTuple):
+    """A way to draw what gradient steps learn from; ``P`` is what it keeps beside the ring."""
+
+    init: Callable[[Ring], Any]
+    """Empty ring -> P."""
+    admit: Callable[[Any, Ring, Int[Array, " N"]], Any]
+    """(P, ring with new steps, its head before them) -> P."""
+    draw: Callable[[Ring, Window, Any, RandomKey, tuple[int, ...]], Sample]
+    """(ring, window, P, key, shape) -> sample."""
+    update: Callable[[Any, Index, Float[Array, "..."]], Any]
+    """(P, index, new priorities) -> P."""
+    by_priority: bool
+    """Whether each gradient step changes what the next step draws."""
+
+
+UNIFORM = Sampler(
+    init=lambda ring: (),
+    admit=lambda kept, ring, head: kept,
+    draw=lambda ring, window, kept, key, shape: sample(ring, window, key, shape),
+    update=lambda kept, index, value: kept,
+    by_priority=False,
+)
+"""Uniform draws, which need no priorities."""
+
+
+def by_priority(importance: float) -> Sampler:
+    """Draws in proportion to priorities, with importance weights to the power ``importance``."""
+    return Sampler(
+        init=init_priorities,
+        admit=admit,
+        draw=lambda ring, window, kept, key, shape: prioritised(
+            ring, window, kept, key, shape, importance
+        ),
+        update=update_priorities,
+        by_priority=True,
+    )
 
 
 def init_priorities(ring: Ring) -> Priorities:

@@ -28,6 +28,8 @@ class Transition(NamedTuple):
     """The true observation after the last step that was taken."""
     taken: Any = None
     """(…, n) which of the n steps were taken; None for one step, which always is."""
+    following: Any = None
+    """The observation after the first of n steps, where the window reads it."""
 
 
 @runtime_checkable
@@ -85,6 +87,8 @@ class NStep:
     """
 
     n: int
+    following: bool = False
+    """Whether the observation after the first step is read too."""
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -112,7 +116,10 @@ class NStep:
         action, extras = jax.tree.map(
             lambda leaf: leaf[env, slot], (ring.steps.action, ring.steps.extras)
         )
-        return Transition(observation, action, reward, discount, extras, next_observation, taken)
+        following = _observations(ring, env, slot + 1, 1)[0] if self.following else None
+        return Transition(
+            observation, action, reward, discount, extras, next_observation, taken, following
+        )
 
 
 class Sequence(NamedTuple):
@@ -122,14 +129,20 @@ class Sequence(NamedTuple):
     """(…, L + 1, …) with the true observation after the last step; 0 after a terminal step."""
     first: Any
     """(…, L + 1) whether the observation begins the episode: reset the recurrent state there."""
+    previous_action: Any
+    """(…, L + 1) the action that led to the observation; 0 where it begins the episode."""
+    previous_reward: Any
+    """(…, L + 1) the reward that came with the observation; 0 where it begins the episode."""
     action: Any
     """(…, L), like the fields that follow."""
     reward: Any
     discount: Any
     extras: Any
-    """(…, L, …). Step 0 has the stored recurrent state, or zeros where it is masked."""
+    """(…, L, …), without those that are read at step 0 alone."""
     mask: Any
     """(…, L) False before the episode's first step and after its last."""
+    start: Any
+    """(…, …) the extras of step 0 alone, such as the stored recurrent state; 0 where masked."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +160,8 @@ class Sequences:
     trained: int
     period: int
     """A sequence may begin every so many steps of an episode."""
+    at_start: tuple[str, ...] = ()
+    """Names of the extras that are read at step 0 alone."""
 
     def __post_init__(self) -> None:
         if self.burn_in < 0 or self.trained < 1 or self.period < 1:
@@ -154,8 +169,8 @@ class Sequences:
 
     @property
     def length(self) -> int:
-        """Burn-in and trained steps together."""
-        return self.burn_in + self.trained
+        """Burn-in and trained steps, and the step before them, which led to the first of them."""
+        return 1 + self.burn_in + self.trained
 
     def starts(self, ring: Ring) -> Bool[Array, "N C"]:
         """The steps 0, period, 2 · period, … of every episode whose sequence is in the ring.
@@ -164,29 +179,52 @@ class Sequences:
         episode.
         """
         _check_room(self, ring)
-        burn_in_held = ring.back + jnp.minimum(ring.age, self.burn_in) < ring.size[:, None]
+        # One step more: its action and reward led to the first observation.
+        before = jnp.minimum(ring.age, self.burn_in + 1)
+        burn_in_held = ring.back + before < ring.size[:, None]
         return (
             ring.held & (ring.age % self.period == 0) & burn_in_held & _complete(ring, self.trained)
         )
 
     def take(self, ring: Ring, env: Int[Array, "..."], slot: Int[Array, "..."]) -> Sequence:
         """``Sequence`` whose step ``burn_in`` is in ``slot``."""
-        burnt, before = _before(ring, env, slot, self.burn_in)
-        trained, taken, after = _until_end(ring, env, slot, self.trained)
+        names = self.at_start
+        each = {k: v for k, v in ring.steps.extras.items() if k not in names} if names else None
+        stored = ring.steps if each is None else ring.steps._replace(extras=each)
+        burnt, before = _before(ring, stored, env, slot, self.burn_in + 1)
+        trained, taken, after = _until_end(ring, env, slot, self.trained, stored)
+        earlier, before = jax.tree.map(lambda leaf: leaf[(*_all(slot), 0)], burnt), before[..., 1:]
+        burnt = jax.tree.map(lambda leaf: leaf[(*_all(slot), slice(1, None))], burnt)
         mask = jnp.concatenate([before, taken], axis=-1)
         seen = jnp.concatenate([before, jnp.ones_like(taken[..., :1]), after], axis=-1)
         steps = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=slot.ndim), burnt, trained)
         steps = jax.tree.map(lambda leaf: _masked(leaf, mask), steps)
-        observation, first = _observation_sequence(ring, env, slot - self.burn_in, self.length + 1)
+        observation, first = _observation_sequence(ring, env, slot - self.burn_in, self.length)
+        first = first & seen
+
+        def previous(earlier: Array, given: Array) -> Array:
+            led = jnp.concatenate([earlier[..., None], given], axis=-1)
+            return _masked(led, seen & ~first)
+
+        begin = (env, (slot - self.burn_in) % ring.capacity)
+        start = {name: ring.steps.extras[name] for name in names}
         return Sequence(
             observation=_masked(observation, seen),
-            first=first & seen,
+            first=first,
+            previous_action=previous(earlier.action, steps.action),
+            previous_reward=previous(earlier.reward, steps.reward),
             action=steps.action,
             reward=steps.reward,
             discount=steps.discount,
             extras=steps.extras,
             mask=mask,
+            start=jax.tree.map(lambda leaf: _masked(leaf[begin], mask[..., 0]), start),
         )
+
+
+def _all(index: Array) -> tuple[slice, ...]:
+    """Everything along the axes of an index."""
+    return (slice(None),) * index.ndim
 
 
 def _check_room(window: Window, ring: Ring) -> None:
@@ -217,7 +255,7 @@ def _complete(ring: Ring, length: int) -> Bool[Array, "N C"]:
 
 
 def _until_end(
-    ring: Ring, env: Array, slot: Array, length: int
+    ring: Ring, env: Array, slot: Array, length: int, stored: Any = None
 ) -> tuple[Any, Bool[Array, "... n"], Bool[Array, "... n"]]:
     """``length`` steps from ``slot`` on, and two masks (…, length).
 
@@ -227,7 +265,7 @@ def _until_end(
     ahead = jnp.arange(length, dtype=slot.dtype).reshape(*(1,) * slot.ndim, -1)
     where = (slot[..., None] + ahead) % ring.capacity
     env, following = env[..., None], (where + 1) % ring.capacity
-    steps = jax.tree.map(lambda leaf: leaf[env, where], ring.steps)
+    steps = jax.tree.map(lambda leaf: leaf[env, where], ring.steps if stored is None else stored)
     # The head is not valid either, but a window has no step after the newest one.
     cut = ~ring.valid[env, following]
     over = steps.discount == 0
@@ -236,11 +274,13 @@ def _until_end(
     return steps, taken, taken & ~over
 
 
-def _before(ring: Ring, env: Array, slot: Array, length: int) -> tuple[Any, Bool[Array, "... n"]]:
+def _before(
+    ring: Ring, stored: Any, env: Array, slot: Array, length: int
+) -> tuple[Any, Bool[Array, "... n"]]:
     """The ``length`` steps before ``slot``, and which of them belong to its episode."""
     ago = jnp.arange(length, 0, -1, dtype=slot.dtype).reshape(*(1,) * slot.ndim, -1)
     env, where = env[..., None], (slot[..., None] - ago) % ring.capacity
-    steps = jax.tree.map(lambda leaf: leaf[env, where], ring.steps)
+    steps = jax.tree.map(lambda leaf: leaf[env, where], stored)
     return steps, ring.age[env, slot[..., None]] >= ago
 
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Progress
 from spectral_bellman.environments.api import Environment
-from spectral_bellman.replay import Ring, Rollout, add, init_ring
+from spectral_bellman.replay import Ring, Rollout, init_ring
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.evaluate import device_returns
-from spectral_bellman.training.learner import Learner, extras_of
+from spectral_bellman.training.learner import Learner, Learning, extras_of
 from spectral_bellman.training.programs import compiled_over_seeds, fold_keys, working_bytes
 from spectral_bellman.training.rollout import (
     DeviceActorState,
@@ -34,6 +34,8 @@ class LearnerState(NamedTuple):
 
     agent: Any
     """The agent's train state."""
+    priorities: Any
+    """What the agent's sampler keeps beside the replay."""
     replay: Any
     """A ``Ring``; None where it is kept apart."""
     tally: Tally
@@ -172,7 +174,6 @@ class DeviceRunner:
     def _init_one(self, seed: Array) -> DeviceState:
         config, agent = self.config, self.agent
         learner_key, actor_key = jax.random.split(jax.random.key(seed))
-        learner, policies = init_learner(self.learner, config, learner_key)
         ring = init_ring(
             agent.observation,
             extras_of(agent),
@@ -180,6 +181,7 @@ class DeviceRunner:
             config.replay_capacity,
             config.round_steps,
         )
+        learner, policies = init_learner(self.learner, config, ring, learner_key)
         actor = init_actor_state(agent, self.environment, actor_key, config.num_envs)
         return DeviceState(learner._replace(replay=ring), policies, actor)
 
@@ -222,14 +224,14 @@ class DeviceRunner:
 
 
 def init_learner(
-    learner: Learner, config: TrainConfig, key: RandomKey
+    learner: Learner, config: TrainConfig, ring: Ring, key: RandomKey
 ) -> tuple[LearnerState, tuple[Any, ...]]:
-    """A learner's state without a replay, and the policies that act in the first rounds."""
+    """A learner's state without its empty replay, and the policies that act in the first rounds."""
     agent_key, run_key = jax.random.split(key)
     state = learner.agent.init(agent_key)
     tally = tallies.init_tally(config.num_envs, learner.terms())
     policies = tuple(learner.agent.init_policy(state) for _ in range(config.staleness))
-    return LearnerState(state, None, tally, run_key), policies
+    return LearnerState(state, learner.init_priorities(ring), None, tally, run_key), policies
 
 
 def learn_round(
@@ -246,11 +248,12 @@ def learn_round(
     """Store a round and count its episodes; after the warm-up, learn and publish a policy."""
     tally = tallies.reset_recent(state.tally, number % log_rounds == 0)
     tally = tallies.count_episodes(tally, rollout.reward, done)
-    ring, agent = add(state.replay, rollout), state.agent
+    ring, priorities = learner.store(state.replay, state.priorities, rollout)
+    learned = Learning(state.agent, priorities)
     if learning:
         progress = Progress((number + 1) * done.size, number)
         key = learning_key(state.key, number)
-        agent, policy, terms = learner.learn(agent, ring, progress, key)
+        learned, policy, terms = learner.learn(learned, ring, progress, key)
         means = {name: jnp.mean(values) for name, values in terms.items()}
         tally = tallies.count_terms(tally, means, number)
-    return LearnerState(agent, ring, tally, state.key), policy
+    return LearnerState(*learned, ring, tally, state.key), policy

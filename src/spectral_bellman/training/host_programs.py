@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Progress
-from spectral_bellman.replay import Ring, add, init_ring
+from spectral_bellman.replay import Ring, init_ring
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import (
     Buffer,
@@ -24,7 +24,7 @@ from spectral_bellman.training.actors import (
 )
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.device_runner import init_learner
-from spectral_bellman.training.learner import Learner, Pieces, extras_of, keys_of
+from spectral_bellman.training.learner import Learner, Learning, Pieces, extras_of, keys_of
 from spectral_bellman.training.programs import lowered, working_bytes
 from spectral_bellman.training.rollout import actor_keys, learning_key
 from spectral_bellman.training.tally import Tally
@@ -116,18 +116,17 @@ class HostPrograms:
 
     def replay_shapes(self) -> Ring:
         """The replay as shapes, placed where it lies."""
+        return self._placed(jax.eval_shape(self._ring))
+
+    def _ring(self) -> Ring:
         config = self.config
-        return self._placed(
-            jax.eval_shape(
-                lambda: init_ring(
-                    self._shown,
-                    self._extras,
-                    config.num_envs,
-                    config.replay_capacity,
-                    config.round_steps,
-                    self._stack,
-                )
-            )
+        return init_ring(
+            self._shown,
+            self._extras,
+            config.num_envs,
+            config.replay_capacity,
+            config.round_steps,
+            self._stack,
         )
 
     def empty_replay(self) -> Ring:
@@ -146,7 +145,9 @@ class HostPrograms:
         from spectral_bellman.training.host_runner import HostState
 
         learner_key, actor_key = jax.random.split(jax.random.key(seed))
-        learner, policies = init_learner(self._learner, self.config, learner_key)
+        learner, policies = init_learner(
+            self._learner, self.config, jax.eval_shape(self._ring), learner_key
+        )
         actors = tuple(
             HostActorState(
                 self.agent.init_actor(self._size, actor_keys(actor_key, group)[0]),
@@ -194,6 +195,7 @@ class HostPrograms:
         state, replay = self.state_shapes(), self.replay_shapes()
         actor, policy = state.actors[0], state.policies[-1]
         train_state, tally = state.learner.agent, state.learner.tally
+        learning = Learning(train_state, state.learner.priorities)
         buffer = jax.eval_shape(self._buffer)
         blank = jax.eval_shape(self.blank)
         flags = jax.ShapeDtypeStruct(blank.shape[:2], jnp.bool_)
@@ -217,7 +219,11 @@ class HostPrograms:
             ),
             "keys": (self._keys_of, (), (key, count)),
             "count": (self._count, (0,), (tally, tuple(p.answers() for p in parts), count)),
-            "store": (self._store, (0,), (replay, self._placed(parts))),
+            "store": (
+                self._store,
+                (0, 1),
+                (replay, self._placed(learning.priorities), self._placed(parts)),
+            ),
             "count terms": (tallies.count_terms, (0,), (tally, tally.terms, count)),
         }
 
@@ -259,14 +265,16 @@ class HostPrograms:
             (train_state, policy),
         )
         for name, piece in self.pieces.items():
-            drawn = jax.eval_shape(piece.draw, replay, key, count)
-            found[f"draw {name}"] = (piece.draw, (), (replay, *self._placed((key, count))))
+            if self.host is not None:
+                drawn = jax.eval_shape(piece.draw, replay, key, count)
+                found[f"draw {name}"] = (piece.draw, (), (replay, *self._placed((key, count))))
             for full, run, run_from in (
                 (name, piece.run, piece.run_from),
                 (f"finish {name}", piece.finish, piece.finish_from),
             ):
-                found[full] = (run_from, (0,), (train_state, replay, key, count))
-                found[f"{full} from drawn"] = (run, (0,), (train_state, drawn, key, count))
+                found[full] = (run_from, (0,), (learning, replay, key, count))
+                if self.host is not None:
+                    found[f"{full} from drawn"] = (run, (0,), (learning, drawn, key, count))
         return found
 
     def _placed(self, tree: Any) -> Any:
@@ -321,10 +329,12 @@ class HostPrograms:
         )
         return tallies.count_episodes(tally, reward, done)
 
-    def _store(self, replay: Ring, parts: tuple[Part, ...]) -> Ring:
+    def _store(self, replay: Ring, priorities: Any, parts: tuple[Part, ...]) -> tuple[Ring, Any]:
         for group, part in enumerate(parts):
-            replay = add(replay, rollout_of(part), group * self._size)
-        return replay
+            replay, priorities = self._learner.store(
+                replay, priorities, rollout_of(part), group * self._size
+            )
+        return replay, priorities
 
     def _publish(self, state: Any, rows: Any, key: RandomKey, number: Array) -> tuple[Any, Any]:
         progress = Progress((number + 1) * self.config.round_agent_steps, number)

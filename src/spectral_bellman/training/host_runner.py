@@ -28,7 +28,7 @@ from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.device_runner import LearnerState
 from spectral_bellman.training.evaluate import Played, play_on_host
 from spectral_bellman.training.host_programs import HostPrograms
-from spectral_bellman.training.learner import in_order
+from spectral_bellman.training.learner import Learning, in_order
 from spectral_bellman.training.policies import Policies
 from spectral_bellman.training.tally import Tally
 
@@ -159,8 +159,7 @@ class HostRunner:
         empty = replay is None
         self._start(state, self._compiler.empty_replay() if empty else replay, number)
         if empty:
-            warm_up = -(-self.config.agent.warmup_steps // self.config.round_agent_steps)
-            self._learns_from = number + warm_up
+            self._learns_from = number + self.config.first_learning_round + 1
             # Another run anyway: episodes begin anew, with seeds that no earlier one had.
             back = [a.submit(a.environments.reset, FRESH_BLOCKS + number) for a in self.actors]
             tally = tallies.begin_episodes(self._learner.tally)
@@ -316,17 +315,19 @@ class HostRunner:
         compiler, learner, count = self._compiler, self._learner, np.int32(number)
         answers = tuple(part.answers() for part in parts)
         tally = compiler("count", learner.tally, answers, count)
-        replay = compiler("store", learner.replay, compiler.there(parts))
-        state = learner.agent
+        replay, priorities = compiler(
+            "store", learner.replay, learner.priorities, compiler.there(parts)
+        )
+        state = Learning(learner.agent, priorities)
         if self.config.learns(number) and number >= self._learns_from:
 
             def publish(state: Any, key: Any) -> tuple[Any, Any]:
                 if compiler.publishes_with_rows(number):
-                    state, policy = compiler.from_replay("publish", state, replay, key, count)
+                    agent, policy = compiler.from_replay("publish", state.agent, replay, key, count)
                 else:
-                    state, policy = compiler("publish without rows", state, key, count)
+                    agent, policy = compiler("publish without rows", state.agent, key, count)
                 self._policies.publish(number, policy)
-                return state, policy
+                return state._replace(agent=agent), policy
 
             def run(side: str, state: Any, key: Any) -> tuple[Any, dict[str, Any]]:
                 return self._run(side, state, replay, key)
@@ -336,7 +337,7 @@ class HostRunner:
             tally = compiler("count terms", tally, terms, count)
         else:
             self._policies.publish(number, self._policies.newest(number))
-        self._learner = LearnerState(state, replay, tally, learner.key)
+        self._learner = LearnerState(*state, replay, tally, learner.key)
         self._policies.forget(number)
 
     def _run(self, side: str, state: Any, replay: Ring, key: Array) -> tuple[Any, dict[str, Any]]:

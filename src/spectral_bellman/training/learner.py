@@ -14,15 +14,22 @@ from jaxtyping import Array
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Phase, Progress, Terms, Timestep
-from spectral_bellman.replay import Ring, Rows, init_ring, rows, sample
+from spectral_bellman.replay import Ring, Rollout, Rows, add, init_ring, rows, sample
 from spectral_bellman.training.programs import largest_divisor
 
 PREPARED_BYTES = 128 * 2**20
 """Memory for what is prepared at once for one chunk of gradient steps."""
 LARGE_BYTES = 8 * 2**20
 """From here on a gradient step is large enough to be a chunk of its own."""
-DIAGNOSTIC_ITEMS = 1_024
-"""Items that diagnostics are measured on."""
+
+
+class Learning(NamedTuple):
+    """What gradient steps change."""
+
+    agent: Any
+    """The agent's train state."""
+    priorities: Any
+    """What the agent's sampler keeps beside the ring; () where it samples uniformly."""
 
 
 class Stage(NamedTuple):
@@ -32,8 +39,9 @@ class Stage(NamedTuple):
     """Chunks in a round."""
     steps: int
     """Gradient steps in a chunk."""
-    draw: Callable[[Ring, RandomKey], Any]
-    run: Callable[[Any, Any, RandomKey], tuple[Any, Terms]]
+    draw: Callable[[Ring, Any, RandomKey], Any]
+    """(ring, priorities, key) -> sample of a chunk."""
+    run: Callable[[Learning, Any, RandomKey], tuple[Learning, Terms]]
     """(state, drawn, key) -> state, terms of the last step."""
 
 
@@ -72,32 +80,46 @@ class Learner:
             "after": [self._stage(phase, most) for phase in after if phase.steps],
         }
 
+    def init_priorities(self, ring: Ring) -> Any:
+        """What the sampler keeps beside an empty ring."""
+        return self.agent.sampler.init(ring)
+
+    def store(
+        self, ring: Ring, priorities: Any, rollout: Rollout, start: int = 0
+    ) -> tuple[Ring, Any]:
+        """Add steps of the environments from ``start`` on to the replay."""
+        after = add(ring, rollout, start)
+        return after, self.agent.sampler.admit(priorities, after, ring.head)
+
     def learn(
-        self, state: Any, ring: Ring, progress: Progress, key: RandomKey
-    ) -> tuple[Any, Any, Terms]:
+        self, state: Learning, ring: Ring, progress: Progress, key: RandomKey
+    ) -> tuple[Learning, Any, Terms]:
         """One round of learning: state, the next policy, and terms (chunks,) of the losses."""
 
-        def run(side: str, state: Any, key: RandomKey) -> tuple[Any, Terms]:
+        def run(side: str, state: Learning, key: RandomKey) -> tuple[Learning, Terms]:
             found: Terms = {}
             stages = self.stages[side]
             for stage, stage_key in zip(stages, keys_of(key, len(stages)), strict=True):
 
-                def once(state: Any, key: RandomKey, stage: Stage = stage) -> tuple[Any, Terms]:
-                    return stage.run(state, stage.draw(ring, key), key)
+                def once(
+                    state: Learning, key: RandomKey, stage: Stage = stage
+                ) -> tuple[Learning, Terms]:
+                    return stage.run(state, stage.draw(ring, state.priorities, key), key)
 
                 state, terms = jax.lax.scan(once, state, jax.random.split(stage_key, stage.times))
                 found |= terms
             return state, found
 
-        def publish(state: Any, key: RandomKey) -> tuple[Any, Any]:
-            return self.publish(state, ring, progress, key)
+        def publish(state: Learning, key: RandomKey) -> tuple[Learning, Any]:
+            agent, policy = self.publish(state.agent, ring, progress, key)
+            return state._replace(agent=agent), policy
 
         return in_order(state, list(jax.random.split(key, 3)), run, publish)
 
     def publish(
         self, state: Any, ring: Ring, progress: Progress, key: RandomKey
     ) -> tuple[Any, Any]:
-        """Publish a policy, with rows of the replay in the rounds that are due for them."""
+        """Publish a policy of an agent's train state, with rows of the replay where due."""
 
         def with_rows(state: Any) -> tuple[Any, Any]:
             return self.agent.publish(state, self.select(ring, key), progress, key)
@@ -121,10 +143,13 @@ class Learner:
         return rows(ring, agent.window, jax.random.split(key)[0], agent.publish_rows)
 
     def held_out(self, ring: Ring, key: RandomKey) -> tuple[Any, Rows | None]:
-        """What diagnostics look at: items, and rows of the replay for agents with features."""
+        """What diagnostics look at: items, and rows of the replay for agents with features.
+
+        The items are drawn uniformly, whatever the agent's sampler.
+        """
         agent = self.agent
         row_key, item_key = jax.random.split(key, 4)[:2]
-        items = sample(ring, agent.window, item_key, (DIAGNOSTIC_ITEMS,)).items
+        items = sample(ring, agent.window, item_key, (agent.diagnostic_items,)).items
         if not agent.diagnostic_rows:
             return items, None
         return items, rows(ring, agent.window, row_key, agent.diagnostic_rows)
@@ -132,44 +157,55 @@ class Learner:
     def terms(self) -> tuple[str, ...]:
         """The names of the terms that a round of learning reports."""
         agent = self.agent
-        ring = jax.eval_shape(lambda: init_ring(agent.observation, extras_of(agent), 1, 4, 1))
+        slots = agent.window.length + 4
+        ring = jax.eval_shape(lambda: init_ring(agent.observation, extras_of(agent), 1, slots, 1))
         key = jax.eval_shape(lambda: jax.random.key(0))
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        state, progress = jax.eval_shape(agent.init, key), Progress(number, number)  # type: ignore[arg-type]
+        priorities = jax.eval_shape(self.init_priorities, ring)
+        state = Learning(jax.eval_shape(agent.init, key), priorities)
+        progress = Progress(number, number)  # type: ignore[arg-type]
         return tuple(jax.eval_shape(self.learn, state, ring, progress, key)[2])
 
     def _stage(self, phase: Phase, most: int) -> Stage:
-        window = self.agent.window
+        window, sampler = self.agent.window, self.agent.sampler
         if phase.rows:
 
-            def draw_rows(ring: Ring, key: RandomKey) -> Rows:
+            def draw_rows(ring: Ring, _: Any, key: RandomKey) -> Rows:
                 return rows(ring, window, key, phase.rows)
 
-            def run_rows(state: Any, drawn: Rows, key: RandomKey) -> tuple[Any, Terms]:
-                state, terms, _ = phase.update(state, drawn, phase.prepare(state, drawn, key))
-                return state, terms
+            def run_rows(state: Learning, drawn: Rows, key: RandomKey) -> tuple[Learning, Terms]:
+                prepared = phase.prepare(state.agent, drawn, key)
+                agent, terms, _ = phase.update(state.agent, drawn, prepared)
+                return state._replace(agent=agent), terms
 
             return Stage(phase.steps, 1, draw_rows, run_rows)
         large = phase.step_bytes >= LARGE_BYTES
-        fit = 1 if large else PREPARED_BYTES // max(phase.step_bytes, 1)
+        alone = large or phase.one_by_one or sampler.by_priority
+        fit = 1 if alone else PREPARED_BYTES // max(phase.step_bytes, 1)
         chunk = largest_divisor(phase.steps, min(most or phase.steps, fit))
 
-        def draw(ring: Ring, key: RandomKey) -> Any:
-            return sample(ring, window, jax.random.split(key)[0], (chunk, phase.batch)).items
+        def draw(ring: Ring, priorities: Any, key: RandomKey) -> Any:
+            shape = (chunk, phase.batch)
+            return sampler.draw(ring, window, priorities, jax.random.split(key)[0], shape)
 
-        def run(state: Any, batches: Any, key: RandomKey) -> tuple[Any, Terms]:
-            prepared = phase.prepare(state, batches, jax.random.split(key)[1])
+        def update(state: Learning, sample: Any, prepared: Any) -> tuple[Learning, Terms]:
+            agent, terms, value = phase.update(state.agent, sample, prepared)
+            priorities = state.priorities
+            if value is not None:
+                priorities = sampler.update(priorities, sample.index, value)
+            return Learning(agent, priorities), terms
 
-            def step(state: Any, inputs: tuple[Any, Any]) -> tuple[Any, None]:
-                return phase.update(state, *inputs)[0], None
+        def run(state: Learning, samples: Any, key: RandomKey) -> tuple[Learning, Terms]:
+            prepared = phase.prepare(state.agent, samples, jax.random.split(key)[1])
+
+            def step(state: Learning, inputs: tuple[Any, Any]) -> tuple[Learning, None]:
+                return update(state, *inputs)[0], None
 
             # Terms of the last step alone: XLA leaves out a third of the other steps.
-            but_last = jax.tree.map(lambda x: x[:-1], (batches, prepared))
+            but_last = jax.tree.map(lambda x: x[:-1], (samples, prepared))
             state, _ = jax.lax.scan(step, state, but_last)
-            state, terms, _ = phase.update(
-                state, *jax.tree.map(lambda x: x[-1], (batches, prepared))
-            )
-            return phase.finish(state), terms
+            state, terms = update(state, *jax.tree.map(lambda x: x[-1], (samples, prepared)))
+            return state._replace(agent=phase.finish(state.agent)), terms
 
         return Stage(phase.steps // chunk, chunk, draw, run)
 
@@ -203,8 +239,8 @@ class Pieces:
         self.count = stage.times // self._times
 
     def draw(self, ring: Ring, key: RandomKey, index: Array) -> Any:
-        """All that piece ``index`` learns from."""
-        return jax.lax.map(lambda key: self._stage.draw(ring, key), self._keys(key, index))
+        """All that piece ``index`` learns from, where sampling needs no priorities."""
+        return jax.lax.map(lambda key: self._stage.draw(ring, (), key), self._keys(key, index))
 
     def run(self, state: Any, drawn: Any, key: RandomKey, index: Array) -> tuple[Any, Array]:
         """Learn from what was drawn; the number of the next piece, to wait for."""
@@ -230,7 +266,8 @@ class Pieces:
         return jax.lax.dynamic_slice_in_dim(keys, index * self._times, self._times)
 
     def _drawing(self, ring: Ring) -> Callable[..., tuple[Any, Terms]]:
-        return lambda state, key: self._stage.run(state, self._stage.draw(ring, key), key)
+        stage = self._stage
+        return lambda state, key: stage.run(state, stage.draw(ring, state.priorities, key), key)
 
     def _scan(self, once: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> Any:
         return jax.lax.scan(lambda state, x: (once(state, *x)[0], None), state, inputs)[0]

@@ -10,10 +10,10 @@ import pytest
 from spectral_bellman.agents.representations import PVN, TD, Linear, Plain, Spectral
 from spectral_bellman.agents.representations.api import (
     AdamSolver,
+    Batch,
     LeastSquares,
     RepresentationConfig,
     first_feature,
-    q_targets,
 )
 
 from ..matrices import (
@@ -25,11 +25,16 @@ from ..matrices import (
     B,
     D,
     S,
+    backbone,
     backups,
+    features,
+    features_taken,
     linear,
     of_unit_norm,
     phi_of,
     problem,
+    q_targets,
+    single,
     taken_of,
 )
 
@@ -54,41 +59,49 @@ def q_and_unit(phi: np.ndarray) -> np.ndarray:
     ids=["td", "unit", "clip", "linear", "plain"],
 )
 def test_features_and_the_rows_of_the_actions_taken(config, norm):
-    part = config.build(problem())
+    part = config.build(problem(), single)
     weight = WEIGHT[:, : part.dimension]
     # Half of the features are inside the unit ball, half outside.
     weight = weight / np.median(np.linalg.norm(phi_of(weight, BATCH.observation), axis=-1))
     raw = phi_of(weight, BATCH.observation)
     expected = norm(raw)
-    found = part.features(linear(weight), BATCH.observation)
+    found = features(part, linear(weight), BATCH.observation)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    found = part.features_taken(linear(weight), BATCH)
+    found = features_taken(part, linear(weight), BATCH)
     np.testing.assert_allclose(found, taken_of(expected, BATCH), rtol=1e-4, atol=1e-5)
 
 
 def test_unit_features_of_zeros_are_zeros_and_have_a_gradient():
-    part = Spectral(features=D).build(problem())
+    part = Spectral(features=D).build(problem(), single)
     batch = BATCH._replace(observation=jnp.zeros((B, S)))
-    gradient = jax.grad(lambda n: jnp.sum(part.features_taken(n, batch)))(linear(WEIGHT))
-    np.testing.assert_array_equal(part.features_taken(linear(WEIGHT), batch), np.zeros((B, D)))
+    gradient = jax.grad(lambda n: jnp.sum(features_taken(part, n, batch)))(linear(WEIGHT))
+    np.testing.assert_array_equal(features_taken(part, linear(WEIGHT), batch), np.zeros((B, D)))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
 def test_rewards_are_clipped_and_discounts_end_with_the_episode():
-    reward, discount = problem(reward_clip=1.5).rewards_and_discounts(BATCH)
+    view = backbone(reward_clip=1.5).view(linear(WEIGHT), BATCH)
+    reward, discount = view.reward, view.discount
     np.testing.assert_allclose(reward, [0.5, 1.5, -1.5, 0, 1, -0.25])
     np.testing.assert_allclose(discount, [0.9, 0, 0.9, 0.9, 0, 0.9], rtol=1e-6)
-    reward, _ = problem(reward_clip=0.0).rewards_and_discounts(BATCH)
+    reward = backbone(reward_clip=0.0).view(linear(WEIGHT), BATCH).reward
     np.testing.assert_array_equal(reward, BATCH.reward)
 
 
 @pytest.mark.parametrize("norm", ["unit", "clip"])
 def test_q_targets_by_hand(norm):
-    part = Spectral(features=D, norm=norm).build(problem())
+    part = Spectral(features=D, norm=norm).build(problem(), single)
     form = of_unit_norm if norm == "unit" else clipped
     values = form(phi_of(TARGET_WEIGHT, BATCH.next_observation)) @ THETA
-    found = q_targets(part.normalise, problem(), TARGET, BATCH)
+    found = q_targets(part, TARGET, BATCH)
     np.testing.assert_allclose(found, backups(values, BATCH), rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_over_rows_is_weighted():
+    values, phi = jnp.asarray([1.0, 2.0, 6.0]), jnp.zeros((3, D))
+    assert float(Batch(phi).mean(values)) == 3
+    assert float(Batch(phi, jnp.asarray([1.0, 0.0, 3.0])).mean(values)) == 4.75
+    assert float(Batch(phi, jnp.zeros(3)).mean(values)) == 0  # nothing but padding
 
 
 def test_the_parameters_of_the_first_feature():
@@ -121,4 +134,4 @@ def test_numbers_out_of_range_are_refused(solver, changes, message):
 
 def test_a_representation_without_build_says_so():
     with pytest.raises(NotImplementedError, match="RepresentationConfig needs a method build"):
-        RepresentationConfig().build(problem())
+        RepresentationConfig().build(problem(), single)

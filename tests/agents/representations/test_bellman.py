@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents.representations import MSE, Spectral, Target
+from spectral_bellman.agents.representations import MSE, Spectral
+from spectral_bellman.agents.representations.api import AdamSolver
 from spectral_bellman.objective import Covariances, init_covariances
 
 from ..matrices import (
@@ -26,10 +27,12 @@ from ..matrices import (
     backups,
     floats,
     linear,
+    loss_of,
     of_unit_norm,
     phi_of,
     prepared,
     problem,
+    single,
     tabular,
     taken_of,
 )
@@ -42,7 +45,7 @@ SMALL = {"features": D, "theta_samples": 5, "feature_orthogonality": 0.0}
 @functools.cache
 def moved_theta_tilde():
     """θ̃ away from its start, where it is the identity."""
-    part, rng = Spectral(**SMALL).build(problem()), np.random.default_rng(2)
+    part, rng = Spectral(**SMALL).build(problem(), single), np.random.default_rng(2)
     theta_tilde, _ = quick(part.init)(jax.random.key(3), jnp.zeros(D))
     return jax.tree.map(lambda x: x + floats(0.1 * rng.normal(size=x.shape)), theta_tilde)
 
@@ -50,7 +53,7 @@ def moved_theta_tilde():
 @functools.cache
 def ready():
     """What the losses need; φ⁻ has unit norm, and M is 5."""
-    return prepared(Spectral(**SMALL).build(problem()), TARGET, (), BATCH, key=4)
+    return prepared(Spectral(**SMALL).build(problem(), single), TARGET, (), BATCH, key=4)
 
 
 class Differentiated(NamedTuple):
@@ -63,10 +66,10 @@ def differentiated(*configs, covariances=OLD) -> list[Differentiated]:
     """Gradients in φ and in θ̃, and the covariances after the step, for each of the configs."""
 
     def gradient(config, trained, covariances):
-        part = config.build(problem())
+        part = config.build(problem(), single)
 
         def loss(trained):
-            return part.loss(*trained, covariances, BATCH, ready())
+            return loss_of(part, *trained, covariances, BATCH, ready())
 
         found, (after, _, priorities) = jax.grad(loss, has_aux=True)(trained)
         assert priorities is None
@@ -101,7 +104,7 @@ def test_spectral_with_alpha_one_has_the_gradient_of_mse():
 
 
 def test_the_mean_squared_error_over_the_grid_by_hand():
-    part = MSE(features=D, theta_samples=5, norm="unit").build(problem())
+    part = MSE(features=D, theta_samples=5, norm="unit").build(problem(), single)
     theta = np.asarray(ready().theta, np.float64)
     assert theta.shape == (5, D)
     following = of_unit_norm(phi_of(TARGET_WEIGHT, BATCH.next_observation))
@@ -110,7 +113,7 @@ def test_the_mean_squared_error_over_the_grid_by_hand():
     phi = taken_of(of_unit_norm(phi_of(WEIGHT, BATCH.observation)), BATCH)
     theta_tilde = moved_theta_tilde()
     answer = np.asarray(jax.vmap(theta_tilde)(ready().theta), np.float64)
-    value, (_, terms, _) = quick(part.loss)(
+    value, (_, terms, _) = quick(functools.partial(loss_of, part))(
         linear(WEIGHT), theta_tilde, init_covariances(D), BATCH, ready()
     )
     np.testing.assert_allclose(value, np.mean((phi @ answer.T - targets) ** 2), rtol=1e-4)
@@ -144,9 +147,11 @@ def test_each_orthogonality_moves_what_it_is_named_after():
 def test_the_distribution_over_parameters_is_as_wide_as_it_should_be(config, variance):
     network, batch, *_ = tabular()
     count, deviation = 4_000, variance**0.5
-    part = config(features=S * A, theta_variance=variance, theta_samples=count).build(problem())
+    settings = {"features": S * A, "theta_variance": variance, "theta_samples": count}
+    part = config(**settings).build(problem(), single)
     centre = np.tile([3.0, -3.0], S * A // 2)
-    found = prepared(part, Target(network, floats(centre), ()), (), batch).theta
+    target = TARGET._replace(network=network, theta=floats(centre))
+    found = prepared(part, target, (), batch).theta
     drawn = part.theta_draws(jax.random.key(1), floats(centre))
     for theta in (found, drawn):
         np.testing.assert_allclose(np.std(theta, axis=0), np.full(S * A, deviation), rtol=0.06)
@@ -154,18 +159,10 @@ def test_the_distribution_over_parameters_is_as_wide_as_it_should_be(config, var
         np.testing.assert_allclose(np.mean(theta, axis=0), centre, atol=error)
 
 
-def test_every_gradient_step_draws_parameters_of_its_own():
-    part = Spectral(**SMALL).build(problem())
-    two = jax.tree.map(lambda x: jnp.stack([x, x]), BATCH)
-    theta = np.asarray(quick(part.prepare)(TARGET, (), two, jax.random.key(0)).theta)
-    assert theta.shape == (2, 5, D)
-    assert np.abs(theta[0] - theta[1]).max() > 0.01
-
-
 def test_theta_tilde_starts_as_the_identity_and_may_be_where_the_fit_starts():
-    last = Spectral(**SMALL, q_start="last").build(problem())
+    last = Spectral(**SMALL, solver=AdamSolver(q_start="last")).build(problem(), single)
     assert last.start_theta is None
-    part = Spectral(**SMALL, q_start="backup").build(problem())
+    part = Spectral(**SMALL, solver=AdamSolver(q_start="backup")).build(problem(), single)
     fresh, covariances = quick(part.init)(jax.random.key(0), jnp.zeros(D))
     np.testing.assert_array_equal(part.start_theta(fresh, TARGET.theta), TARGET.theta)
     moved = moved_theta_tilde()
@@ -174,3 +171,61 @@ def test_theta_tilde_starts_as_the_identity_and_may_be_where_the_fit_starts():
     assert np.abs(np.asarray(found) - THETA).max() > 0.01
     assert not bool(part.covariances(covariances).started)
     np.testing.assert_array_equal(part.init_theta(jax.random.key(0)), np.zeros(D))
+
+
+@pytest.mark.parametrize("config", [Spectral, MSE])
+def test_priorities_are_the_errors_at_the_centre(config):
+    """|φᵀθ̃(θ⁻) − TQ_θ⁻|, where the replay is sampled by priorities; all else is the same."""
+    settings = {"features": D, "theta_samples": 5}
+    plain = config(**settings).build(problem(), single)
+    part = config(**settings).build(problem(priorities=True), single)
+    theta_tilde, old = moved_theta_tilde(), init_covariances(D)
+    given = prepared(part, TARGET, (), BATCH, key=4, beside=theta_tilde, priorities=True)
+    np.testing.assert_array_equal(given.theta, ready().theta)
+    np.testing.assert_allclose(given.targets, ready().targets, rtol=1e-5, atol=1e-6)
+    found = (
+        quick(functools.partial(loss_of, one))(linear(WEIGHT), theta_tilde, old, BATCH, needed)
+        for one, needed in ((part, given), (plain, ready()))
+    )
+    (value, (_, _, errors)), (plain_value, (_, _, nothing)) = found
+    values = of_unit_norm(phi_of(TARGET_WEIGHT, BATCH.next_observation)) @ THETA
+    phi = taken_of(of_unit_norm(phi_of(WEIGHT, BATCH.observation)), BATCH)
+    answer = np.asarray(theta_tilde(floats(THETA)), np.float64)
+    expected = np.abs(phi @ answer - backups(values, BATCH))
+    np.testing.assert_allclose(errors, expected, rtol=1e-4, atol=1e-5)
+    assert expected.min() > 0.01
+    assert nothing is None
+    np.testing.assert_allclose(value, plain_value, rtol=1e-5)
+
+
+def test_double_q_learning_chooses_by_what_phi_learns():
+    """The network that learns, with θ̃(θ), chooses the action that the target rates with θ."""
+    part = MSE(features=D, theta_samples=5).build(problem(double=True), single)
+    theta_tilde, network = jax.tree.map(lambda x: 5 * x, moved_theta_tilde()), linear(WEIGHT)
+    given = prepared(
+        part, TARGET, (), BATCH, key=4, beside=theta_tilde, network=network, double=True
+    )
+    theta = np.asarray(given.theta, np.float64)
+    answer = np.asarray(jax.vmap(theta_tilde)(given.theta), np.float64)
+    following = BATCH.next_observation
+    online = np.einsum("bad,md->bma", of_unit_norm(phi_of(WEIGHT, following)), answer)
+    rated = np.einsum("bad,md->bma", of_unit_norm(phi_of(TARGET_WEIGHT, following)), theta)
+    chosen = np.take_along_axis(rated, online.argmax(axis=2)[..., None], axis=2)[..., 0]
+    np.testing.assert_allclose(given.targets, backups(chosen[:, None], BATCH), rtol=1e-4, atol=1e-5)
+    assert np.any(online.argmax(axis=2) != rated.argmax(axis=2))
+    # Nor is the choice that of θ itself.
+    direct = np.einsum("bad,md->bma", of_unit_norm(phi_of(WEIGHT, following)), theta)
+    assert np.any(online.argmax(axis=2) != direct.argmax(axis=2))
+
+
+def test_the_weights_of_rows_count_in_the_mean_squared_error():
+    part = MSE(features=D, theta_samples=5).build(problem(), single)
+    weight = np.array([0.5, 0, 2, 1, 0, 3])
+    theta_tilde = moved_theta_tilde()
+    value, _ = quick(functools.partial(loss_of, part))(
+        linear(WEIGHT), theta_tilde, init_covariances(D), BATCH, ready(), floats(weight)
+    )
+    phi = taken_of(of_unit_norm(phi_of(WEIGHT, BATCH.observation)), BATCH)
+    answer = np.asarray(jax.vmap(theta_tilde)(ready().theta), np.float64)
+    error = np.mean((phi @ answer.T - np.asarray(ready().targets)) ** 2, axis=1)
+    np.testing.assert_allclose(value, np.sum(weight * error) / 6.5, rtol=1e-4)

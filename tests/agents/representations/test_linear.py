@@ -2,18 +2,21 @@
 
 # ruff: noqa: TID252
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents.representations import Linear, Target
+from spectral_bellman.agents.representations import Linear
 from spectral_bellman.objective import init_covariances
 
 from ..matrices import (
     ACTION,
     BATCH,
     GAMMA,
+    TARGET,
     TARGET_WEIGHT,
     WEIGHT,
     A,
@@ -23,12 +26,15 @@ from ..matrices import (
     backups,
     floats,
     linear,
+    loss_of,
     of_unit_norm,
     phi_of,
     prepared,
     problem,
+    single,
     tabular,
     taken_of,
+    target_of,
 )
 from ..quick import quick
 
@@ -61,14 +67,14 @@ def solved():
     return weight, batch, q, jacobian
 
 
-def loss_of(config, weight, jacobian, batch, target_weight):
+def loss_and_terms(config, weight, jacobian, batch, target_weight):
     """The loss, its terms, and the covariances after the step."""
-    part = config.build(problem())
+    part = config.build(problem(), single)
     d = weight.shape[1]
-    target = Target(linear(target_weight), jnp.zeros(d).at[0].set(1.0), ())
+    target = target_of(target_weight, np.eye(d)[0])
     ready = prepared(part, target, (), batch)
     old = init_covariances(d)
-    loss, (covariances, terms, _) = quick(part.loss)(
+    loss, (covariances, terms, _) = quick(functools.partial(loss_of, part))(
         linear(weight), floats(jacobian), old, batch, ready
     )
     return float(loss), terms, covariances
@@ -77,7 +83,7 @@ def loss_of(config, weight, jacobian, batch, target_weight):
 def test_the_loss_is_zero_at_an_exact_solution_and_grows_as_it_says():
     weight, batch, _, jacobian = solved()
     config = Linear(features=1 + S * A, theta_variance=1e-6, spread=0.0)
-    loss, _, covariances = loss_of(config, weight, jacobian, batch, weight)
+    loss, _, covariances = loss_and_terms(config, weight, jacobian, batch, weight)
     assert loss == pytest.approx(0, abs=1e-10)
     np.testing.assert_allclose(covariances.feature[1:, 1:], np.eye(6) / 6, rtol=1e-5, atol=1e-7)
 
@@ -86,7 +92,7 @@ def test_the_loss_is_zero_at_an_exact_solution_and_grows_as_it_says():
     off_weight[0, 0, 0] += 0.6
     off_jacobian[1 + 1, 2] += 0.3
     off_jacobian[1 + 4, 0] -= 0.6
-    loss, terms, _ = loss_of(config, off_weight, off_jacobian, batch, weight)
+    loss, terms, _ = loss_and_terms(config, off_weight, off_jacobian, batch, weight)
     np.testing.assert_allclose(terms["value"], 0.36 / 6, rtol=1e-4)
     np.testing.assert_allclose(terms["prediction"], (0.09 + 0.36) / 6, rtol=1e-4)
     np.testing.assert_allclose(loss, 0.06 + 1e-6 * 0.075, rtol=1e-4)
@@ -95,7 +101,7 @@ def test_the_loss_is_zero_at_an_exact_solution_and_grows_as_it_says():
 def test_the_loss_weighs_its_terms_by_the_settings():
     weight, batch, _, jacobian = solved()
     config = Linear(features=1 + S * A, theta_variance=0.5, spread=0.25)
-    loss, terms, _ = loss_of(config, weight, jacobian + 0.1, batch, weight)
+    loss, terms, _ = loss_and_terms(config, weight, jacobian + 0.1, batch, weight)
     np.testing.assert_allclose(terms["spread"], 6 / 36, rtol=1e-5)  # E[ψψᵀ] = I/6
     assert terms["prediction"] > 0.01
     expected = terms["value"] + 0.5 * terms["prediction"] + 0.25 * terms["spread"]
@@ -103,16 +109,16 @@ def test_the_loss_weighs_its_terms_by_the_settings():
 
 
 def test_q_learns_from_the_loss_of_dqn_and_the_others_are_spread():
-    target = Target(linear(TARGET_WEIGHT), floats(FIRST), ())
+    target = target_of(TARGET_WEIGHT, FIRST)
 
     def differentiated(spread: float, variance: float):
-        part = Linear(features=D, theta_variance=variance, spread=spread).build(problem())
+        part = Linear(features=D, theta_variance=variance, spread=spread).build(problem(), single)
         ready = prepared(part, target, (), BATCH)
         jacobian, old = part.init(jax.random.key(0), floats(FIRST))
         np.testing.assert_array_equal(jacobian, np.eye(D))
 
         def loss(network):
-            return part.loss(network, jacobian, old, BATCH, ready)
+            return loss_of(part, network, jacobian, old, BATCH, ready)
 
         gradient, (_, terms, error) = quick(jax.grad(loss, has_aux=True))(linear(WEIGHT))
         return np.asarray(gradient.head.weight).reshape(A, D, S), terms, error
@@ -142,8 +148,8 @@ def test_the_prediction_is_the_answer_of_the_backup_to_the_noise(variance):
     network, batch, after, discount = tabular()
     theta = np.array([0.3, 1.0, -0.2, 0.4, 0.9, 0.1])
     config = Linear(features=S * A, theta_variance=variance, theta_samples=20_000)
-    target = Target(network, floats(theta), ())
-    found = np.asarray(prepared(config.build(problem()), target, (), batch).phi_next)
+    target = TARGET._replace(network=network, theta=floats(theta))
+    found = np.asarray(prepared(config.build(problem(), single), target, (), batch).phi_next)
     rng, sigma = np.random.default_rng(2), np.sqrt(variance)
     noise = rng.normal(size=(200_000, S * A))
     best = (theta + sigma * noise).reshape(-1, S, A).max(axis=2)[:, after]
@@ -158,7 +164,7 @@ def test_theta_tilde_is_the_bellman_operator_near_its_centre():
     """Where the greedy actions of θ are those of θ̂ = e₁, φᵀθ̃(θ) = TQ_θ."""
     weight, batch, q, jacobian = solved()
     d = 1 + S * A
-    part = Linear(features=d).build(problem())
+    part = Linear(features=d).build(problem(), single)
     centre = np.eye(d)[0]
     gap = np.abs(np.diff(q.reshape(S, A), axis=1)).min()
     near = centre + gap / 4 * np.random.default_rng(3).uniform(-1, 1, size=(7, d))
@@ -174,8 +180,39 @@ def test_theta_tilde_is_the_bellman_operator_near_its_centre():
 
 
 def test_the_parameters_are_those_of_the_first_feature_whatever_is_learned():
-    part = Linear(features=D).build(problem())
+    part = Linear(features=D).build(problem(), single)
     np.testing.assert_array_equal(part.init_theta(jax.random.key(0)), FIRST)
     np.testing.assert_array_equal(part.theta_of(jnp.ones((D, D))), FIRST)
     assert part.solver is None
     assert problem().discount == GAMMA
+
+
+def test_double_q_learning_chooses_by_the_first_feature_of_the_network_that_learns():
+    part = Linear(features=D).build(problem(double=True), single)
+    target = target_of(TARGET_WEIGHT, FIRST)
+    given = prepared(part, target, (), BATCH, network=linear(WEIGHT), double=True)
+    online, rated = (
+        phi_of(weight, BATCH.next_observation)[:, :, 0] for weight in (WEIGHT, TARGET_WEIGHT)
+    )
+    chosen = np.take_along_axis(rated, online.argmax(axis=1)[:, None], axis=1)
+    np.testing.assert_allclose(given.targets, backups(chosen, BATCH), rtol=1e-4, atol=1e-5)
+    assert np.any((chosen[:, 0] != rated.max(axis=1))[np.asarray(BATCH.discount) > 0])
+
+
+def test_the_weights_of_rows_count_in_every_term():
+    part = Linear(features=D, theta_variance=0.5, spread=0.25).build(problem(), single)
+    ready = prepared(part, target_of(TARGET_WEIGHT, FIRST), (), BATCH)
+    jacobian, counts = floats(np.eye(D) + 0.1), np.array([2, 0, 1, 1, 0.5, 0.5])
+    _, (after, terms, _) = quick(functools.partial(loss_of, part))(
+        linear(WEIGHT), jacobian, init_covariances(D), BATCH, ready, floats(counts)
+    )
+    raw = taken_of(phi_of(WEIGHT, BATCH.observation), BATCH)
+    phi = np.concatenate([raw[:, :1], others_of(WEIGHT, BATCH)], axis=1)
+    value = (phi[:, 0] - np.asarray(ready.targets)) ** 2
+    off = phi @ np.asarray(jacobian) - np.asarray(ready.phi_next)
+    np.testing.assert_allclose(terms["value"], np.sum(counts * value) / 5, rtol=1e-4)
+    prediction = np.sum(counts * np.sum(off**2, axis=1)) / 5
+    np.testing.assert_allclose(terms["prediction"], prediction, rtol=1e-4)
+    covariance = phi.T @ (phi * counts[:, None]) / 5
+    np.testing.assert_allclose(after.feature, covariance, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(terms["spread"], np.sum(covariance[1:, 1:] ** 2), rtol=1e-4)

@@ -1,11 +1,11 @@
 """How an agent explores. Each way is a file of its own, and a line here."""
 
 from spectral_bellman.agents.explorations.api import Evidence, Exploration, ExplorationConfig
-from spectral_bellman.agents.explorations.epsilon import Epsilon
+from spectral_bellman.agents.explorations.epsilon import Epsilon, Ladder
 from spectral_bellman.agents.explorations.posterior import UCB, Thompson
 from spectral_bellman.agents.explorations.propagated import Propagated
 
-for _choice in (Epsilon, Thompson, UCB, Propagated):
+for _choice in (Epsilon, Ladder, Thompson, UCB, Propagated):
     _choice.register()
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Evidence",
     "Exploration",
     "ExplorationConfig",
+    "Ladder",
     "Propagated",
     "Thompson",
 ]

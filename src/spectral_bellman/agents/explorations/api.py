@@ -45,7 +45,7 @@ class Setting(NamedTuple):
     """γ."""
     warmup_steps: int
     round_items: int
-    """Transitions in all gradient steps of a round."""
+    """Rows in all gradient steps of a round."""
     largest_value: float
     """R_max/(1 − γ), with R_max = 1 where rewards are not clipped."""
 
@@ -62,7 +62,9 @@ class Exploration(NamedTuple):
     values: Callable[[Array, Any, Any, Float[Array, "N A d"]], Float[Array, "N A"]]
     """(θ̂, noise, actor, φ) -> the values that each environment is greedy in."""
     epsilon: Callable[[Int[Array, ""]], Float[Array, ""]]
-    """Agent steps -> ε."""
+    """Agent steps -> ε of the policy."""
+    own_epsilon: Callable[[Any], Float[Array, "..."]] = lambda actor: jnp.zeros(())
+    """actor -> ε of each environment, which acts with the larger of this and the policy's ε."""
     rows: int = 0
     """Rows of the replay that ``publish`` needs; 0 where it needs none."""
     every: int = 1
@@ -82,6 +84,8 @@ class ExplorationConfig(Choice):
     kind: ClassVar[str] = "exploration"
     needs_features: ClassVar[bool] = False
     """Whether it reads φ itself and not only Q = φᵀθ̂."""
+    any_scale: ClassVar[bool] = True
+    """Whether it works where values are rescaled."""
 
     def build(self, setting: Setting) -> Exploration:
         """The functions."""
@@ -102,6 +106,8 @@ class PrecisionConfig(ExplorationConfig):
     """
 
     needs_features: ClassVar[bool] = True
+    passes: ClassVar[int] = 1
+    """Forward passes for each row that Σ is built from."""
     ridge: float = 0.1
     """λ of Σ."""
     precision_samples: int = 0
@@ -122,15 +128,17 @@ class PrecisionConfig(ExplorationConfig):
     def rounds(self, setting: Setting) -> int:
         """Rounds between rebuilding Σ.
 
-        A row costs one forward pass. A transition that is learned from costs about four: a forward
-        and a backward pass (two more), and the target network's forward pass.
+        A row costs one forward pass, or two where s' is read too. A transition that is learned
+        from costs about four: a forward pass, a backward pass (two more), and the target network's
+        forward pass.
         """
         affordable = max(setting.round_items, 1)  # a quarter of four passes for each
-        return self.precision_rounds or -(-self.rows(setting.dimension) // affordable)
+        passes = self.passes * self.rows(setting.dimension)
+        return self.precision_rounds or -(-passes // affordable)
 
 
 def choose(
-    values: Float[Array, "N A"], epsilon: Float[Array, ""], key: RandomKey
+    values: Float[Array, "N A"], epsilon: Float[Array, "..."], key: RandomKey
 ) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
     """ε-greedy actions, and the probabilities that they were chosen with.
 

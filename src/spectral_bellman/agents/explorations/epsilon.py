@@ -1,8 +1,12 @@
-"""ε-greedy actions in φᵀθ̂."""
+"""ε-greedy actions in φᵀθ̂: one ε for all environments, or a ladder of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import schedules
 from spectral_bellman.agents.choices import require_all
 from spectral_bellman.agents.explorations.api import Exploration, ExplorationConfig, Setting
@@ -37,4 +41,38 @@ class Epsilon(ExplorationConfig):
                 self.epsilon_start,
                 self.epsilon_end,
             ),
+        )
+
+
+@dataclass(frozen=True)
+class Ladder(ExplorationConfig):
+    """ε-greedy with an ε for each environment: ε_i = base^(1 + power · i/(N − 1)), i < N."""
+
+    name: ClassVar[str] = "ladder"
+    ladder_base: float = 0.4
+    """The largest ε of the ladder."""
+    ladder_power: float = 7.0
+    """The smallest ε is base^(1 + power)."""
+    ladder_single: float = 0.01
+    """ε where there is only one environment."""
+
+    def __post_init__(self) -> None:
+        require_all(self, share=("ladder_base", "ladder_single"), not_negative=("ladder_power",))
+
+    def build(self, setting: Setting) -> Exploration:
+        """No noise. Each environment keeps its ε; the policy's ε is 0 after the warm-up."""
+
+        def init_actor(num_envs: int, key: RandomKey) -> Array:
+            if num_envs == 1:
+                return jnp.full(1, self.ladder_single)
+            rung = jnp.arange(num_envs, dtype=jnp.float32) / (num_envs - 1)
+            return self.ladder_base ** (1 + self.ladder_power * rung)
+
+        return Exploration(
+            no_noise=lambda: (),
+            init_actor=init_actor,
+            follow=lambda noise, actor: actor,
+            values=lambda theta, noise, actor, phi: phi @ theta,
+            epsilon=lambda agent_steps: jnp.zeros(()),
+            own_epsilon=lambda actor: actor,
         )

@@ -54,6 +54,8 @@ class Propagated(PrecisionConfig):
     """Acts greedily in φᵀw, w drawn by value iteration on noisy targets, for an episode."""
 
     name: ClassVar[str] = "propagated"
+    any_scale: ClassVar[bool] = False
+    passes: ClassVar[int] = 2
     propagated_variance: float = 0.01
     """Variance of the noise on each target."""
     propagated_iterations: int = 16

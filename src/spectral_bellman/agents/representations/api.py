@@ -1,6 +1,8 @@
 """A representation: one way to learn φ, as a record of functions with settings of its own.
 
-Shapes: S gradient steps of B transitions, M sampled θ.
+A representation sees rows: R steps of the replay, one per transition or several per sequence. The
+backbone of the agent computes φ of the rows, and the operator computes their targets. Shapes: R
+rows, M sampled θ.
 """
 
 from collections.abc import Callable
@@ -11,23 +13,62 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from spectral_bellman import objective, operators
-from spectral_bellman._arrays import RandomKey
+from spectral_bellman import objective
+from spectral_bellman._arrays import RandomKey, known
 from spectral_bellman.agents import choices, optimisers
 from spectral_bellman.agents.api import Terms
 from spectral_bellman.agents.choices import Choice, require_all
-from spectral_bellman.agents.features import raw_features, taken, unit
-from spectral_bellman.networks import FeatureNetwork
-from spectral_bellman.replay import Transition
+from spectral_bellman.agents.features import unit
 
 
 class Target(NamedTuple):
-    """Copies that stand still from one policy to the next: φ⁻ and θ⁻, fitted together."""
+    """Copies that do not change from one policy to the next: φ⁻ and θ⁻, fitted together."""
 
-    network: FeatureNetwork
+    network: Any
     theta: Float[Array, " d"]
     beside: Any
     """A copy of what is trained beside φ, where targets need one."""
+    epsilon: Float[Array, ""]
+    """ε of the target policies of Retrace."""
+
+
+class Backup(NamedTuple):
+    """The Bellman operator on R rows, with φ⁻ of the target network."""
+
+    values: Callable[[Float[Array, "M d"], Float[Array, "M d"]], Float[Array, "R M"]]
+    """(θ, chooser) -> the targets of φ⁻ᵀθ. With double Q-learning, φᵀ chooser chooses the actions
+    at the next steps, φ being the network that learns; otherwise ``chooser`` is not read."""
+    target: Target
+    phi_next: Float[Array, "R A d"]
+    """φ⁻(s', ·) after the steps of each row."""
+    discount: Float[Array, " R"]
+    """The discount of φ⁻(s', ·): a power of γ, or 0 where the episode terminated."""
+    following: Float[Array, "R A d"]
+    """φ⁻ one step after each row."""
+    following_discount: Float[Array, " R"]
+    observation: Any
+    """s of each row, (R, …)."""
+
+    def of(self, theta: Float[Array, " d"], chooser: Float[Array, " d"]) -> Float[Array, " R"]:
+        """The targets of one θ."""
+        return self.values(theta[None], chooser[None])[:, 0]
+
+
+class Batch(NamedTuple):
+    """The rows that a gradient step learns from."""
+
+    phi: Float[Array, "R d"]
+    """φ(s, a)."""
+    weight: Float[Array, " R"] | None = None
+    """How much each row counts; None: all the same."""
+    group: int = 1
+    """Consecutive rows that come from one sequence, and are not independent."""
+
+    def mean(self, values: Float[Array, " R"]) -> Float[Array, ""]:
+        """The weighted mean over rows."""
+        if self.weight is None:
+            return jnp.mean(values)
+        return jnp.sum(self.weight * values) / jnp.maximum(jnp.sum(self.weight), 1e-12)
 
 
 class Problem(NamedTuple):
@@ -41,14 +82,28 @@ class Problem(NamedTuple):
     learning_rate: float
     head_rate: float
     adam_epsilon: float
-    random_network: Callable[[int, int, RandomKey], FeatureNetwork]
-    """(actions, d, key) -> a network like φ's, with other numbers of outputs."""
+    rescaling: float
+    """ε of the value rescaling f; 0: none."""
+    double: bool
+    """Double Q-learning."""
+    priorities: bool
+    """Whether the replay is sampled by priorities, which losses then return."""
+    following: bool
+    """Whether the representation looks at the observation after one step."""
 
-    def rewards_and_discounts(self, batch: Transition) -> tuple[Array, Array]:
-        """r clipped, and γ, or 0 where the episode terminated."""
+    def clipped(self, reward: Array) -> Array:
+        """The reward that is learned from."""
         clip = self.reward_clip
-        reward = jnp.clip(batch.reward, -clip, clip) if clip else batch.reward
-        return reward, self.discount * batch.discount
+        return jnp.clip(reward, -clip, clip) if clip else reward
+
+    @property
+    def transform(self) -> float | None:
+        """The ε of f for the operators, or None."""
+        return None if known(self.rescaling) == 0 else self.rescaling
+
+
+SingleNetwork = Callable[[int, int, RandomKey], Any]
+"""(actions, d, key) -> a network of one observation, with actions × d outputs."""
 
 
 class Representation(NamedTuple):
@@ -61,15 +116,14 @@ class Representation(NamedTuple):
     init_theta: Callable[[RandomKey], Float[Array, " d"]]
     normalise: Callable[[Array], Array]
     """What comes out of the network -> φ."""
-    prepare: Callable[[Target, Any, Transition, RandomKey], Any]
-    """(target, kept, batches (S, B, …), key) -> what the loss needs, with leading axis S.
+    prepare: Callable[[Backup, Any, Any, RandomKey], Any]
+    """(backup, beside, kept, key) -> what the loss needs. ``beside`` chooses actions in double
+    Q-learning; otherwise targets do not depend on it."""
+    loss: Callable[[Batch, Any, Any, Any], tuple[Array, tuple[Any, Terms, Array | None]]]
+    """(batch, beside, kept, prepared) -> loss, (kept, terms, errors of the rows (R,) or None).
 
-    The target does not move in a phase: many steps are prepared at once, as a GPU wants it.
+    The errors become priorities.
     """
-    loss: Callable[
-        [FeatureNetwork, Any, Any, Transition, Any], tuple[Array, tuple[Any, Terms, Any]]
-    ]
-    """(φ, beside, kept, batch, prepared) -> loss, (kept, terms, priorities or None)."""
     optimiser: Any
     """For the pair (φ, beside)."""
     theta_of: Callable[[Any], Float[Array, " d"]] | None = None
@@ -89,28 +143,24 @@ class Representation(NamedTuple):
     covariances: Callable[[Any], objective.Covariances] | None = None
     """kept -> Λ1 and Λ2, where there are some; for diagnostics."""
 
-    def features(self, network: FeatureNetwork, observations: Array) -> Float[Array, "B A d"]:
-        """φ(s, ·) of a batch."""
-        return self.normalise(raw_features(network, observations))
-
-    def features_taken(self, network: FeatureNetwork, batch: Transition) -> Float[Array, "B d"]:
-        """φ(s, a) of a batch."""
-        return self.normalise(taken(raw_features(network, batch.observation), batch.action))
-
 
 @dataclass(frozen=True)
 class RepresentationConfig(Choice):
     """The settings of a representation."""
 
     kind: ClassVar[str] = "representation"
+    one_step_values: ClassVar[bool] = False
+    """Whether its loss is about plain values and targets without traces."""
+    needs_following: ClassVar[bool] = False
+    """Whether its targets look at the observation after one step, whatever the operator."""
 
     @property
     def has_features(self) -> bool:
         """Whether there are features that Σ can be built from."""
         return True
 
-    def build(self, problem: Problem) -> Representation:
-        """The functions."""
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
+        """The functions. ``single`` makes networks of one observation."""
         raise NotImplementedError(f"{type(self).__name__} needs a method build")
 
     @classmethod
@@ -135,6 +185,8 @@ class AdamSolver(SolverConfig):
     """Gradient steps on θ a round, of the ``updates``."""
     q_learning_rate: float = 3e-3
     """Learning rate of θ."""
+    q_start: Literal["last", "backup"] = "last"
+    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with."""
 
     def __post_init__(self) -> None:
         require_all(self, not_negative=("q_steps",), positive=("q_learning_rate",))
@@ -186,14 +238,6 @@ class FittedConfig(FeatureConfig):
 def adam(problem: Problem) -> Any:
     """Adam with the agent's numbers, for φ and what is trained beside it."""
     return optimisers.adam(problem.learning_rate, problem.adam_epsilon, problem.head_rate)
-
-
-def q_targets(
-    form: Callable[[Array], Array], problem: Problem, target: Target, batch: Transition
-) -> Float[Array, " B"]:
-    """r + γ max_a' φ⁻(s', a')ᵀθ⁻."""
-    values = form(raw_features(target.network, batch.next_observation)) @ target.theta
-    return jax.vmap(operators.one_step)(*problem.rewards_and_discounts(batch), values)
 
 
 def first_feature(dimension: int) -> Float[Array, " d"]:

@@ -2,27 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from spectral_bellman import objective, operators
+from spectral_bellman import objective
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Terms
 from spectral_bellman.agents.choices import require, require_all
-from spectral_bellman.agents.features import raw_features
 from spectral_bellman.agents.representations.api import (
+    AdamSolver,
+    Backup,
+    Batch,
     FittedConfig,
     Problem,
     Representation,
-    Target,
+    SingleNetwork,
     adam,
 )
-from spectral_bellman.networks import FeatureNetwork, ResidualParameters
+from spectral_bellman.networks import ResidualParameters
 from spectral_bellman.objective import Covariances
-from spectral_bellman.replay import Transition
 
 
 class Prepared(NamedTuple):
@@ -31,7 +32,9 @@ class Prepared(NamedTuple):
     theta: Array
     """(M, d), draws from ν(θ) = N(θ⁻, σ_rep² I)."""
     targets: Array
-    """(B, M), TQ_θ(s, a)."""
+    """(R, M), TQ_θ(s, a)."""
+    priority_target: tuple[Array, Array] | None
+    """θ⁻ and TQ_θ⁻(s, a) (R,), where the replay is sampled by priorities."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,13 @@ class ClosureConfig(FittedConfig):
     """M, draws of θ in a gradient step."""
     theta_variance: float = 1e-2
     """σ_rep², the variance of ν."""
-    q_start: Literal["last", "backup"] = "last"
-    """Where the fit of θ̂ starts: at the last θ̂, or at θ̃(θ⁻), which φ was learned with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_all(self, count=("theta_samples",), not_negative=("theta_variance",))
 
     def closure(self, problem: Problem, loss: Callable[..., Any]) -> Representation:
-        """The representation with a loss (φ, θ̃, targets, Λ) -> loss, (Λ, terms)."""
+        """The representation with a loss (batch, θ̃, targets, Λ) -> loss, (Λ, terms)."""
         d = self.features
 
         def draw(key: RandomKey, theta: Array) -> Array:
@@ -58,31 +59,32 @@ class ClosureConfig(FittedConfig):
                 key, theta, self.theta_variance * jnp.ones(()), self.theta_samples
             )
 
-        def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> Prepared:
-            def one(batch: Transition, key: RandomKey) -> Prepared:
-                theta = draw(key, target.theta)
-                reward, discount = problem.rewards_and_discounts(batch)
-                phi_next = self.normalise(raw_features(target.network, batch.next_observation))
-                return Prepared(
-                    theta, operators.one_step_targets(reward, discount, phi_next, theta)
-                )
+        def prepare(
+            backup: Backup, theta_tilde: ResidualParameters, _: Any, key: RandomKey
+        ) -> Prepared:
+            # φ learns TQ_θ with the parameters θ̃(θ): these choose in double Q-learning.
+            def targets(theta: Array) -> Array:
+                return backup.values(theta, jax.vmap(theta_tilde)(theta))
 
-            return jax.vmap(one)(batches, jax.random.split(key, len(batches.action)))
+            theta, mean = draw(key, backup.target.theta), backup.target.theta
+            if not problem.priorities:
+                return Prepared(theta, targets(theta), None)
+            both = targets(jnp.concatenate([theta, mean[None]]))
+            return Prepared(theta, both[:, :-1], (mean, both[:, -1]))
 
         def loss_of(
-            network: FeatureNetwork,
-            theta_tilde: ResidualParameters,
-            covariances: Covariances,
-            batch: Transition,
-            prepared: Prepared,
-        ) -> tuple[Array, tuple[Covariances, Terms, None]]:
-            phi = representation.features_taken(network, batch)
+            batch: Batch, theta_tilde: ResidualParameters, covariances: Covariances, given: Prepared
+        ) -> tuple[Array, tuple[Covariances, Terms, Array | None]]:
             value, (covariances, terms) = loss(
-                phi, jax.vmap(theta_tilde)(prepared.theta), prepared.targets, covariances
+                batch, jax.vmap(theta_tilde)(given.theta), given.targets, covariances
             )
-            return value, (covariances, terms, None)
+            errors = None
+            if given.priority_target is not None:
+                mean, targets = given.priority_target
+                errors = jnp.abs(batch.phi @ theta_tilde(mean) - targets)
+            return value, (covariances, terms, errors)
 
-        representation = Representation(
+        return Representation(
             dimension=d,
             init=lambda key, theta: (
                 ResidualParameters(d, key),
@@ -96,14 +98,13 @@ class ClosureConfig(FittedConfig):
             solver=self.solver,
             start_theta=(
                 (lambda theta_tilde, theta: theta_tilde(theta))
-                if self.q_start == "backup"
+                if isinstance(self.solver, AdamSolver) and self.solver.q_start == "backup"
                 else None
             ),
             theta_tilde=lambda theta_tilde, theta, _: jax.vmap(theta_tilde)(theta),
             theta_draws=draw,
             covariances=lambda kept: kept,
         )
-        return representation
 
 
 @dataclass(frozen=True)
@@ -124,18 +125,20 @@ class Spectral(ClosureConfig):
         for name in ("feature_orthogonality", "param_orthogonality"):
             require(self, name, getattr(self, name) >= 0, "0 or more")
 
-    def build(self, problem: Problem) -> Representation:
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
         """The spectral loss with its moving averages and orthogonality."""
 
-        def loss(phi: Array, theta_tilde: Array, targets: Array, cov: Covariances) -> Any:
+        def loss(batch: Batch, theta_tilde: Array, targets: Array, cov: Covariances) -> Any:
             return objective.representation_loss(
-                phi,
+                batch.phi,
                 theta_tilde,
                 targets,
                 cov,
                 alpha=self.alpha,
                 feature_orthogonality=self.feature_orthogonality,
                 param_orthogonality=self.param_orthogonality,
+                sample_weight=batch.weight,
+                group=batch.group,
             )
 
         return self.closure(problem, loss)
@@ -147,10 +150,12 @@ class MSE(ClosureConfig):
 
     name: ClassVar[str] = "mse"
 
-    def build(self, problem: Problem) -> Representation:
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
         """The mean over the grid of states and θ."""
 
-        def loss(phi: Array, theta_tilde: Array, targets: Array, cov: Covariances) -> Any:
-            return objective.representation_loss(phi, theta_tilde, targets, cov, mse=True)
+        def loss(batch: Batch, theta_tilde: Array, targets: Array, cov: Covariances) -> Any:
+            return objective.representation_loss(
+                batch.phi, theta_tilde, targets, cov, mse=True, sample_weight=batch.weight
+            )
 
         return self.closure(problem, loss)

@@ -7,31 +7,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from spectral_bellman import objective, operators
+from spectral_bellman import objective
 from spectral_bellman._arrays import RandomKey, product
 from spectral_bellman.agents.api import Terms
 from spectral_bellman.agents.choices import require, require_all
-from spectral_bellman.agents.features import raw_features, unit
+from spectral_bellman.agents.features import unit
 from spectral_bellman.agents.representations.api import (
+    Backup,
+    Batch,
     Problem,
     Representation,
     RepresentationConfig,
-    Target,
+    SingleNetwork,
     adam,
     first_feature,
 )
-from spectral_bellman.networks import FeatureNetwork
 from spectral_bellman.objective import Covariances
-from spectral_bellman.replay import Transition
 
 
 class Prepared(NamedTuple):
     """What a gradient step needs."""
 
     targets: Array
-    """(B,), TQ_θ̂(s, a)."""
+    """(R,), TQ_θ̂(s, a)."""
     phi_next: Array
-    """(B, d), γ Σ_a π(a|s') φ⁻(s', a)."""
+    """(R, d), γ Σ_a π(a|s') φ⁻(s', a)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Linear(RepresentationConfig):
     """
 
     name: ClassVar[str] = "linear"
+    one_step_values: ClassVar[bool] = True
     features: int = 32
     """d, dimension of φ(s, a); the first is Q."""
     theta_samples: int = 64
@@ -63,7 +64,7 @@ class Linear(RepresentationConfig):
         require(self, "features", self.features >= 2, "2 or more: Q and others")
         require_all(self, count=("theta_samples",), not_negative=("theta_variance", "spread"))
 
-    def build(self, problem: Problem) -> Representation:
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
         """θ̂ = e₁ needs no fit; J is trained beside φ."""
         d = self.features
 
@@ -75,35 +76,29 @@ class Linear(RepresentationConfig):
                 key, theta, self.theta_variance * jnp.ones(()), self.theta_samples
             )
 
-        def prepare(target: Target, _: Any, batches: Transition, key: RandomKey) -> Prepared:
-            def one(batch: Transition, key: RandomKey) -> Prepared:
-                reward, discount = problem.rewards_and_discounts(batch)
-                phi_next = normalise(raw_features(target.network, batch.next_observation))
-                values = phi_next @ target.theta
-                theta = draw(key, target.theta)
-                greedy = jnp.argmax(jnp.einsum("bad,md->bma", phi_next, theta), axis=2)
-                share = jnp.mean(jax.nn.one_hot(greedy, phi_next.shape[1]), axis=1)
-                return Prepared(
-                    jax.vmap(operators.one_step)(reward, discount, values),
-                    discount[:, None] * jnp.einsum("ba,bad->bd", share, phi_next),
-                )
-
-            return jax.vmap(one)(batches, jax.random.split(key, len(batches.action)))
+        def prepare(backup: Backup, _: Any, __: Any, key: RandomKey) -> Prepared:
+            phi_next, theta_hat = backup.phi_next, first_feature(d)
+            theta = draw(key, backup.target.theta)
+            greedy = jnp.argmax(jnp.einsum("bad,md->bma", phi_next, theta), axis=2)
+            share = jnp.mean(jax.nn.one_hot(greedy, phi_next.shape[1]), axis=1)
+            return Prepared(
+                backup.of(backup.target.theta, theta_hat),
+                backup.discount[:, None] * jnp.einsum("ba,bad->bd", share, phi_next),
+            )
 
         def loss(
-            network: FeatureNetwork,
+            batch: Batch,
             jacobian: Float[Array, "d d"],
             covariances: Covariances,
-            batch: Transition,
             prepared: Prepared,
         ) -> tuple[Array, tuple[Covariances, Terms, Array]]:
-            phi = representation.features_taken(network, batch)
+            phi = batch.phi
             error = phi @ first_feature(d) - prepared.targets
-            cov = objective.update_covariance(covariances.feature, phi, 1.0)
+            cov = objective.update_covariance(covariances.feature, phi, 1.0, batch.weight)
             prediction = product(phi, jacobian) - prepared.phi_next
             terms = {
-                "value": jnp.mean(jnp.square(error)),
-                "prediction": jnp.mean(jnp.sum(jnp.square(prediction), axis=1)),
+                "value": batch.mean(jnp.square(error)),
+                "prediction": batch.mean(jnp.sum(jnp.square(prediction), axis=1)),
                 "spread": jnp.sum(jnp.square(cov[1:, 1:])),
             }
             total = terms["value"] + self.theta_variance * terms["prediction"]
@@ -111,7 +106,7 @@ class Linear(RepresentationConfig):
             started = Covariances(cov, covariances.parameter, jnp.ones((), bool))
             return total, (started, terms, jnp.abs(error))
 
-        representation = Representation(
+        return Representation(
             dimension=d,
             init=lambda key, theta: (jnp.eye(d), objective.init_covariances(d)),
             init_theta=lambda key: first_feature(d),
@@ -127,4 +122,3 @@ class Linear(RepresentationConfig):
             theta_draws=draw,
             covariances=lambda kept: kept,
         )
-        return representation

@@ -1,6 +1,5 @@
 """The DQN loss (φ(s, a)ᵀθ − r − γ max_a' φ⁻(s', a')ᵀθ⁻)², with features or as plain DQN."""
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,18 +11,15 @@ from jaxtyping import Array
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import optimisers
 from spectral_bellman.agents.choices import require_all
-from spectral_bellman.agents.features import raw_features, taken
 from spectral_bellman.agents.representations.api import (
+    Batch,
     FeatureConfig,
     Problem,
     Representation,
     RepresentationConfig,
-    Target,
+    SingleNetwork,
     adam,
-    q_targets,
 )
-from spectral_bellman.networks import FeatureNetwork
-from spectral_bellman.replay import Transition
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Plain(RepresentationConfig):
         """None: d = 1 and θ = 1."""
         return False
 
-    def build(self, problem: Problem) -> Representation:
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
         """The DQN loss on Q."""
         build = optimisers.centred_rmsprop if self.optimiser == "rmsprop" else optimisers.adam
         rates = (problem.learning_rate, problem.adam_epsilon, problem.head_rate)
@@ -48,8 +44,8 @@ class Plain(RepresentationConfig):
             init=lambda key, theta: ((), ()),
             init_theta=lambda key: jnp.ones(1),
             normalise=lambda phi: phi,
-            prepare=functools.partial(_prepare, lambda phi: phi, problem),
-            loss=functools.partial(_loss, lambda phi: phi, lambda beside: jnp.ones(1)),
+            prepare=lambda backup, *_: backup.of(jnp.ones(1), jnp.ones(1)),
+            loss=lambda batch, _, kept, targets: _loss(batch, jnp.ones(1), kept, targets),
             optimiser=optimisers.beside(build(*rates), optimisers.NOTHING),
             theta_of=lambda beside: jnp.ones(1),
             zero_q_head=True,
@@ -68,7 +64,7 @@ class TD(FeatureConfig):
         super().__post_init__()
         require_all(self, positive=("q_learning_rate",))
 
-    def build(self, problem: Problem) -> Representation:
+    def build(self, problem: Problem, single: SingleNetwork) -> Representation:
         """The DQN loss on φᵀθ; θ is trained beside φ with a rate of its own."""
         d = self.features
 
@@ -81,8 +77,8 @@ class TD(FeatureConfig):
             init=lambda key, theta: (jnp.copy(theta), ()),
             init_theta=init_theta,
             normalise=self.normalise,
-            prepare=functools.partial(_prepare, self.normalise, problem),
-            loss=functools.partial(_loss, self.normalise, lambda theta: theta),
+            prepare=lambda backup, theta, *_: backup.of(backup.target.theta, theta),
+            loss=_loss,
             optimiser=optimisers.beside(
                 adam(problem), optimisers.adam(self.q_learning_rate, problem.adam_epsilon)
             ),
@@ -90,22 +86,9 @@ class TD(FeatureConfig):
         )
 
 
-def _prepare(
-    form: Any, problem: Problem, target: Target, _: Any, batches: Transition, __: RandomKey
-) -> Array:
-    return jax.vmap(lambda batch: q_targets(form, problem, target, batch))(batches)
-
-
 def _loss(
-    form: Any,
-    theta_of: Any,
-    network: FeatureNetwork,
-    beside: Any,
-    kept: Any,
-    batch: Transition,
-    targets: Array,
+    batch: Batch, theta: Array, kept: Any, targets: Array
 ) -> tuple[Array, tuple[Any, dict[str, Array], Array]]:
-    phi = form(taken(raw_features(network, batch.observation), batch.action))
-    error = phi @ theta_of(beside) - targets
-    loss = jnp.mean(jnp.square(error))
+    error = batch.phi @ theta - targets
+    loss = batch.mean(jnp.square(error))
     return loss, (kept, {"td": loss}, jnp.abs(error))

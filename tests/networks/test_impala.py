@@ -1,0 +1,55 @@
+"""IMPALA's torso against sums over explicit windows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spectral_bellman.networks import ImpalaResNet, torso_for, torso_of
+from spectral_bellman.networks.impala import Convolution, max_pool
+
+
+def windows(image: np.ndarray, fill: float) -> np.ndarray:
+    """(h, w, 3, 3, c): the 3×3 pixels around each pixel."""
+    padded = np.pad(image, [(1, 1), (1, 1), (0, 0)], constant_values=fill)
+    height, width, _ = image.shape
+    return np.stack([[padded[i : i + 3, j : j + 3] for j in range(width)] for i in range(height)])
+
+
+def test_a_convolution_is_a_product_with_the_patch_around_each_pixel():
+    layer = Convolution(2, 5, jax.random.key(0))
+    layer = jax.tree.map(lambda x: x + 0.1, layer)  # biases that are not 0
+    image = np.random.default_rng(0).normal(size=(6, 7, 2)).astype(np.float32)
+    patches = windows(image, 0.0).reshape(6, 7, -1)
+    expected = patches @ np.asarray(layer.layer.weight).T + np.asarray(layer.layer.bias)
+    np.testing.assert_allclose(layer(jnp.asarray(image)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(84, 84), (11, 7), (5, 6), (1, 2)])
+def test_the_maximum_is_over_three_by_three_pixels_at_every_second_one(size):
+    image = np.random.default_rng(1).normal(size=(*size, 3)).astype(np.float32)
+    expected = jax.lax.reduce_window(
+        jnp.asarray(image), -jnp.inf, jax.lax.max, (3, 3, 1), (2, 2, 1), "SAME"
+    )
+    np.testing.assert_array_equal(max_pool(jnp.asarray(image)), expected)
+
+
+def test_the_torso_reads_screens_of_bytes():
+    screen = jax.ShapeDtypeStruct((4, 84, 84), jnp.uint8)
+    assert torso_for(screen, recurrent=True) == "impala"
+    assert torso_for(screen) == "centred"
+    torso, width = torso_of("auto", (), screen, jax.random.key(0), recurrent=True)
+    assert isinstance(torso, ImpalaResNet)
+    assert width == torso.dense.out_features == 256
+    assert torso.dense.in_features == 11 * 11 * 32
+    assert len(torso.areas) == 15
+    small = ImpalaResNet((2, 36, 36), jax.random.key(1))
+    image = jnp.asarray(np.random.default_rng(2).integers(0, 256, (2, 36, 36)), jnp.uint8)
+    x = jnp.moveaxis(image, 0, -1).astype(jnp.float32) / 255
+    for section in small.sections:
+        x = max_pool(section.first(x))
+        for first, second in section.blocks:
+            x = x + second(jax.nn.relu(first(jax.nn.relu(x))))
+    expected = jax.nn.relu(small.dense(jax.nn.relu(x).ravel()))
+    assert expected.max() > 0
+    np.testing.assert_allclose(small(image), expected, rtol=1e-5, atol=1e-5)
