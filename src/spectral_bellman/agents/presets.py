@@ -83,6 +83,18 @@ _R2D2_ATARI: dict[str, Any] = {
     "learning_rate": 1e-4,
 }
 _SBM_R2D2_ATARI: dict[str, Any] = {**_R2D2_ATARI, "q_steps": 4}
+# Episodes of a few steps: short sequences, so that little of a batch is padding.
+_R2D2_MEMORY: dict[str, Any] = {
+    "lstm": 32,
+    "burn_in": 4,
+    "trained": 8,
+    "period": 4,
+    "batch": 32,
+    "updates": 16,
+    "learning_rate": 1e-3,
+}
+_R2D2_TUNED = {"atari": _R2D2_ATARI, "memory": _R2D2_MEMORY}
+_SBM_R2D2_TUNED = {"atari": _SBM_R2D2_ATARI, "memory": {**_R2D2_MEMORY, "q_steps": 8}}
 
 # MinAtar: numbers for presets with a learned θ̃, and for the linear ones.
 _CLOSURE_MINATAR = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
@@ -168,17 +180,17 @@ PRESETS = {
     "r2d2": Preset(
         "R2D2",
         {**R2D2, "representation": "plain", "exploration": "ladder"},
-        tuned={"atari": _R2D2_ATARI},
+        tuned=_R2D2_TUNED,
     ),
     "sbm-r2d2": Preset(
         "SBM + R2D2 (ε-greedy)",
         {**_SBM_R2D2, "exploration": "ladder"},
-        tuned={"atari": _SBM_R2D2_ATARI},
+        tuned=_SBM_R2D2_TUNED,
     ),
     "sbm-r2d2-ts": Preset(
         "SBM + R2D2 (TS)",
         {**_SBM_R2D2, "exploration": "thompson"},
-        tuned={"atari": _SBM_R2D2_ATARI},
+        tuned=_SBM_R2D2_TUNED,
     ),
     "sbm-r2d2-ts-paper": Preset(
         "SBM + R2D2 (TS), hyper-parameters to the letter",

@@ -128,12 +128,11 @@ FAMILY = Family(
         "num_envs": 16,
         "round_steps": 10,
         "replay_capacity": 20_000,
-        "frames": 50_000,
+        "frames": 20_000,
         "staleness": 1,
     },
     agent={
         "hidden": (32,),
-        "lstm": 32,
         "features": 32,
         "batch": 32,
         "updates": 8,
