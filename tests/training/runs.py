@@ -29,6 +29,8 @@ SMALL: dict[str, Any] = {
     "score_episodes": 3,
     "checkpoint_minutes": 0.0,
 }
+SHORT: dict[str, Any] = {"lstm": 8, "burn_in": 2, "trained": 4, "period": 2}
+"""Sequences that go on from round to round."""
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # The one that compiles soonest, for tests that are not about the agent.
     "quick": ("dqn", "deep_sea/4", {"seeds": 1, "frames": 240, "num_envs": 2}),
@@ -50,6 +52,25 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "staleness": 2,
             "replay_capacity": 200,
             "dispatch_steps": 1,
+        },
+    ),
+    "recurrent, device": (
+        "sbm-r2d2-ts",
+        "t_maze/3",
+        {"seeds": 2, "frames": 240, "num_envs": 2, "round_steps": 5, **SHORT},
+    ),
+    "recurrent, host": (
+        "sbm-r2d2",
+        "gym/CartPole-v1",
+        {
+            "seeds": 1,
+            "frames": 300,
+            "num_envs": 4,
+            "groups": 2,
+            "round_steps": 5,
+            "replay_capacity": 200,
+            "dispatch_steps": 1,
+            **SHORT,
         },
     ),
     "atari": (

@@ -28,6 +28,9 @@ SMALL = {
     "warmup_steps": 0,
     "theta_samples": 8,
     "precision_samples": 64,
+    "burn_in": 2,
+    "trained": 6,
+    "period": 3,
 }
 
 
