@@ -60,7 +60,7 @@ class Benchmark:
     """Where the figures go."""
 
 
-class Chain(gymnasium.Env):  # type: ignore[type-arg]
+class Chain(gymnasium.Env):
     """bsuite's memory chain behind Gymnasium's interface."""
 
     def __init__(self, length: int, bits: int) -> None:

@@ -59,6 +59,14 @@ def test_unrolling_is_one_step_after_the_other_and_resets_where_an_episode_begin
     assert net.features(hidden[0]).shape == (4, 2)
 
 
+def test_without_memory_every_step_starts_from_zero():
+    net, given = network(memory=False), inputs(4)
+    _, hidden = net.unroll(Carry(jnp.ones(5), -jnp.ones(5)), given)
+    for gates, found in zip(net.embed(given), hidden, strict=True):
+        expected = net.core.step(zero_carry(5), gates).hidden
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_last_action_and_reward_are_shown_but_not_across_episodes():
     given = inputs(3)
     other = given._replace(

@@ -54,3 +54,9 @@ def test_errors_are_drawn_in_units_of_the_bound() -> None:
         panel, [1, 2], {"random": np.array([[0.9, 0.5], [0.7, 0.3], [0.8, 0.4]])}, "title"
     )
     assert panel.lines[0].get_ydata().tolist() == [0.8, 0.4]
+    panel = axes()
+    figures.plot_error_by_steps(
+        panel, [1, 8], {"for T^h": np.array([[0.4, 0.01], [0.2, 0.03], [0.3, 0.02]])}, "title"
+    )
+    assert panel.lines[0].get_ydata().tolist() == [0.3, 0.02]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1", "8"]

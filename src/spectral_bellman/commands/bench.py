@@ -47,7 +47,7 @@ def bench(
     figures: dict[str, Any] = {"env": spec.name, "seeds": seeds, SPEED: {}, SECONDS: {}}
     with console.status("") as status:
         prepared: dict[str, Seeds] = {}
-        if spec.protocol is not None:
+        if configs[base].emulated:
             status.update(f"{configs[base].num_envs} emulators: loading; presets: compiling")
             kept = _KeptOpen(host_opener(configs[base], spec))
             prepared = {name: build(config, spec, kept) for name, config in configs.items()}

@@ -122,7 +122,7 @@ def plan(wanted: Suite, out: Path, keep: Path, at_once: int = 1) -> Plan:
         if any(not line.holds(each.config) for each in here):
             changed |= dict.fromkeys(meaning_changed(config))
         # All Atari screens have one size: one game is enough, and few emulators are opened.
-        kind = (config.agent, bool(config.protocol) or config.env)
+        kind = (config.agent, config.emulated or config.env)
         if kind not in fits:
             fits[kind] = seeds_that_fit(config, at_once)
         for seeds in _runs_of(missing, fits[kind]):

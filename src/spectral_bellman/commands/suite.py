@@ -113,6 +113,6 @@ def _arguments(job: Job, at_once: int) -> list[str]:
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             flags += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    if config.protocol and at_once > 1:
+    if config.emulated and at_once > 1:
         flags += ["--cores", str(cores_for_each(at_once))]
     return ["train", config.preset, "--env", config.env, *flags, "--out", str(job.folder)]

@@ -16,8 +16,11 @@ ROWS = (
     "sbm-dqn-ts",
 )
 """Every DQN row of the paper's tables."""
+R2D2_ROWS = ("r2d2", "sbm-r2d2", "sbm-r2d2-ts")
+"""Every R2D2 row."""
 LINEAR = ("sbm-linear-dqn", "sbm-linear-dqn-ts")
 GAMES = tuple(f"minatar/{game}" for game in MINATAR)
+HIDDEN = tuple(f"minatar_hidden/{game}" for game in ("breakout", "asterix", "space_invaders"))
 TUNED_ON = ("minatar/breakout", "minatar/asterix")
 
 
@@ -59,6 +62,7 @@ def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
+_SIXTEEN_MILLION = {"frames": 16_000_000, "eval_frames": 1_000_000}
 _WAYS = ("epsilon", "thompson", "ucb", "propagated")
 
 SUITES = {
@@ -101,9 +105,39 @@ SUITES = {
         ),
         table="atari",
     ),
+    "atari-r2d2": Suite(
+        "r2d2 and sbm-r2d2-ts on Pong, Breakout and Venture; r2d2 with n-step targets on Pong",
+        (
+            Block(("r2d2", "sbm-r2d2-ts"), _atari("pong"), 1, _SIXTEEN_MILLION),
+            Block(("r2d2", "sbm-r2d2-ts"), _atari("breakout", "venture"), 1, _TEN_MILLION),
+            Block(
+                ("r2d2",),
+                _atari("pong"),
+                1,
+                {**_SIXTEEN_MILLION, "operator": "n_step", "double": True},
+            ),
+        ),
+        table="atari",
+    ),
+    "hidden-minatar": Suite(
+        "MinAtar with half of the frames hidden: with memory, without, and dqn with four frames",
+        (
+            Block(R2D2_ROWS, HIDDEN, 5, _MILLION),
+            Block(("r2d2",), HIDDEN, 5, {**_MILLION, "memory": False}),
+            Block(("dqn",), HIDDEN, 5, {**_MILLION, "frame_stack": 4}),
+        ),
+        table="hidden_minatar",
+    ),
     "atari-55": Suite(
-        "the paper's benchmark: 55 games, every DQN row, ten seeds, 100 million agent steps",
-        (Block(ROWS, _atari(*HUMAN), 10, {"frames": 400_000_000, "eval_frames": 4_000_000}),),
+        "the paper's benchmark: 55 games, every row, ten seeds, 100 million agent steps",
+        (
+            Block(
+                (*ROWS, *R2D2_ROWS),
+                _atari(*HUMAN),
+                10,
+                {"frames": 400_000_000, "eval_frames": 4_000_000},
+            ),
+        ),
         table="atari_55",
     ),
     "deep-sea": Suite(

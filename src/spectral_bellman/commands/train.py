@@ -15,7 +15,7 @@ from spectral_bellman.commands.lists import settings
 from spectral_bellman.commands.side_by_side import cores_for_each, environments_in, side_by_side
 from spectral_bellman.disk.run_folder import CONFIG
 from spectral_bellman.environments.api import EnvironmentSpec
-from spectral_bellman.environments.catalogue import make
+from spectral_bellman.environments.catalogue import FAMILIES, make
 from spectral_bellman.report.runs import find_runs
 from spectral_bellman.training import memory, runner
 from spectral_bellman.training.config import (
@@ -89,6 +89,12 @@ def describe(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: 
         f"{need.parameters:,} parameters a seed; {config.samples_per_step:.3g} samples per agent "
         f"step; {config.rounds:,} rounds of {config.round_frames:,} frames, "
         f"{config.agent.updates} gradient steps of {config.agent.batch} in each",
+    )
+    learning = max(0, config.rounds - config.first_learning_round)
+    say(
+        console,
+        f"{learning * config.agent.updates:,} gradient steps and "
+        f"{learning // config.agent.target_rounds:,} copies to the target network in all",
     )
     say(
         console,
@@ -203,7 +209,9 @@ def _train_several(preset: str, names: str, arguments: list[str]) -> None:
     made = [spec.name for spec in specs]
     out = Path(value_of(arguments, "--out") or f"out/{preset}")
     rest = without(without(arguments, "--env"), "--out")
-    if value_of(rest, "--cores") is None and all(spec.protocol for spec in specs):
+    if value_of(rest, "--cores") is None and all(
+        FAMILIES[spec.family].steps_beside_python for spec in specs
+    ):
         rest += ["--cores", str(cores_for_each(len(made)))]
     commands = {
         name: ["train", *rest, "--env", name, "--out", str(out / name.replace("/", "-"))]

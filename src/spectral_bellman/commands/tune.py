@@ -59,6 +59,8 @@ def tune(tuning: Tuning, console: Console) -> list[dict[str, Any]]:
         raise ValueError(f"{tuning.env} runs on the host; sbm tune needs an environment in JAX")
     given = {"frames": tuning.frames, "eval_episodes": tuning.episodes, **fixed}
     config = configure(tuning.preset, spec, given).resolved()
+    environment = spec.with_protocol(config.protocol).device
+    assert environment is not None
     real = {k for k, v in choices.flat(config.agent).items() if isinstance(v, float)}
     for name in grid:
         if name in choices.flat(config) and name not in real:
@@ -70,8 +72,8 @@ def tune(tuning: Tuning, console: Console) -> list[dict[str, Any]]:
         override(config, point)  # refuses what is unknown, unused or out of range
     runner = DeviceRunner(
         config,
-        spec.device,
-        QAgent(config.agent, spec.device.observation, spec.device.num_actions),
+        environment,
+        QAgent(config.agent, environment.observation, environment.num_actions),
     )
     seeds = range(tuning.first_seed, tuning.first_seed + tuning.seeds)
     lanes = [(point, seed) for point in points for seed in seeds]

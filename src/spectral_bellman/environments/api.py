@@ -147,7 +147,7 @@ class RenderedStep(NamedTuple):
 
 @runtime_checkable
 class PlayProtocol(Protocol):
-    """How a family is played: a frozen dataclass whose fields a user may override like settings.
+    """How environments are played: a frozen dataclass whose fields users override like settings.
 
     ``str(protocol)`` is one line with all of it.
     """
@@ -178,7 +178,9 @@ class EnvironmentSpec:
     replayer: Replayer | None = field(default=None, repr=False)
     """Renders an episode of a host environment; call ``replay`` instead."""
     protocol: PlayProtocol | None = None
-    """How host environments are played, for families that have a choice."""
+    """How it is played, for environments with a choice."""
+    played: Callable[[Any], Environment] | None = field(default=None, repr=False)
+    """protocol -> ``device``, where a device environment is played by a protocol."""
 
     def __post_init__(self) -> None:
         if (self.device is None) == (self.opener is None):
@@ -193,7 +195,8 @@ class EnvironmentSpec:
 
     def with_protocol(self, protocol: PlayProtocol | None) -> "EnvironmentSpec":
         """The same environment, played by another protocol."""
-        return replace(self, protocol=protocol)
+        device = self.device if self.played is None else self.played(protocol)
+        return replace(self, protocol=protocol, device=device)
 
     def open(
         self, seed: int, indices: Sequence[int], stream: int = TRAINING, threads: int = 1
@@ -315,7 +318,7 @@ class Family:
     "gpu". They must keep the rates for each agent step: runs that differ in these changes alone
     count as runs of the same agent."""
     protocol: PlayProtocol | None = None
-    """How the family is played by default."""
+    """How those of its environments that have a choice are played by default."""
     frame_unit: str = "frames (= agent steps)"
     """What a frame is, for axes."""
     frames_per_second: float = 15.0

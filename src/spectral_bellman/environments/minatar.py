@@ -1,6 +1,7 @@
 """MinAtar (Young and Tian 2019) as pgx has it in JAX.
 
-The five games have sticky actions, and all six actions each.
+The five games have sticky actions, and all six actions each. As "minatar_hidden/GAME" a game hides
+some of its frames.
 """
 
 import colorsys
@@ -8,7 +9,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Bool, Int, UInt8
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.environments.api import EnvironmentSpec, Family, ScoreScale, Step, nearest
+from spectral_bellman.environments.hidden import Hidden, HiddenFrames
 from spectral_bellman.scores import MINATAR
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -141,11 +143,17 @@ def _lenient() -> Iterator[None]:
 
 
 def make(name: str) -> EnvironmentSpec:
-    """The game of "minatar/GAME"."""
-    game = name.partition("/")[2]
+    """The game of "minatar/GAME" or "minatar_hidden/GAME"."""
+    prefix, _, game = name.partition("/")
     if game not in GAMES:
-        raise ValueError(f"environment {name!r} does not exist{nearest(name, FAMILY.patterns)}")
-    return EnvironmentSpec(name, FAMILY.name, device=MinAtar(game))
+        known = [f"{prefix}/{game}" for prefix in FAMILY.prefixes for game in GAMES]
+        raise ValueError(f"environment {name!r} does not exist{nearest(name, known)}")
+    device = MinAtar(game)
+    spec = EnvironmentSpec(name, FAMILY.name, device=device)
+    if prefix == "minatar":
+        return spec
+    played = functools.partial(Hidden, device)
+    return replace(spec, played=played).with_protocol(FAMILY.protocol)
 
 
 def _bounds(name: str) -> tuple[float, float] | None:
@@ -157,8 +165,11 @@ FAMILY = Family(
     name="minatar",
     title="MinAtar",
     patterns={
-        f"minatar/{game}": "MinAtar, six actions, sticky 0.1; needs the extra minatar"
-        for game in GAMES
+        **{
+            f"minatar/{game}": "MinAtar, six actions, sticky 0.1; needs the extra minatar"
+            for game in GAMES
+        },
+        "minatar_hidden/GAME": "a game of MinAtar, of whose frames a share is hidden at random",
     },
     run={"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000, "staleness": 1},
     # Few, large steps: a GPU takes as long for a batch of 256.
@@ -170,5 +181,7 @@ FAMILY = Family(
         "adam_epsilon": 1e-4,
     },
     make=make,
+    names=lambda: [f"minatar_hidden/{game}" for game in GAMES],
+    protocol=HiddenFrames(),
     score_scale=ScoreScale("normalised score", _bounds),
 )

@@ -69,11 +69,7 @@ class Inputs(NamedTuple):
 
 
 class RecurrentNetwork(eqx.Module):
-    """φ(h_t, ·) = head(LSTM(torso(o_t), a_{t-1}, tanh r_t)), before any norm.
-
-    ``context``: whether the previous action and reward are shown to the LSTM. ``low_precision``:
-    the torso computes in bfloat16.
-    """
+    """φ(h_t, ·) = head(LSTM(torso(o_t), a_{t-1}, tanh r_t)), before any norm."""
 
     torso: Callable[[Array], Array]
     core: LSTM
@@ -84,7 +80,10 @@ class RecurrentNetwork(eqx.Module):
     """Rows of φ."""
     shown_actions: int = eqx.field(static=True)
     """The number of actions of the environment; 0 without context."""
+    memory: bool = eqx.field(static=True)
+    """Whether the LSTM's state is kept from step to step."""
     low_precision: bool = eqx.field(static=True)
+    """Whether the torso computes in bfloat16."""
 
     def __init__(
         self,
@@ -97,11 +96,12 @@ class RecurrentNetwork(eqx.Module):
         key: RandomKey,
         *,
         shown_actions: int,
+        memory: bool = True,
         low_precision: bool = False,
     ) -> None:
         core_key, head_key, *keys = jax.random.split(key, 2 + len(hidden))
         self.torso, self.actions, self.shown_actions = torso, actions, shown_actions
-        self.low_precision = low_precision
+        self.memory, self.low_precision = memory, low_precision
         context = shown_actions + 1 if shown_actions else 0
         self.core = LSTM(torso_width + context, width, core_key)
         sizes = (width, *hidden)
@@ -125,13 +125,18 @@ class RecurrentNetwork(eqx.Module):
             seen = jnp.concatenate([seen, jnp.where(begins, 0.0, context)], axis=1)
         return jax.vmap(self.core.input)(seen)
 
+    def step(self, carry: Carry, gates: Float[Array, " gates"]) -> Carry:
+        """The state after one more time; ``gates`` is from ``embed``."""
+        kept = carry if self.memory else zero_carry(self.core.width)
+        return self.core.step(kept, gates)
+
     def unroll(self, carry: Carry, inputs: Inputs) -> tuple[Carry, Float[Array, "T h"]]:
         """The state after T times, and the hidden states on the way."""
 
         def one(carry: Carry, given: tuple[Array, Array]) -> tuple[Carry, Array]:
             gates, first = given
             kept = jax.tree.map(lambda x: jnp.where(first, 0.0, x), carry)
-            carry = self.core.step(kept, gates)
+            carry = self.step(kept, gates)
             return carry, carry.hidden
 
         return jax.lax.scan(one, carry, (self.embed(inputs), inputs.first))

@@ -12,7 +12,13 @@ from spectral_bellman._arrays import as_float64
 from spectral_bellman.tabular.features import Round
 from spectral_bellman.tabular.power import power_sweeps, singular_values
 
-COLORS = {"spectral": "#D55E00", "Laplacian": "#009E73", "random": "#7a7a7a"}
+COLORS = {
+    "spectral": "#D55E00",
+    "Laplacian": "#009E73",
+    "random": "#7a7a7a",
+    "for T^h": "#D55E00",
+    "for T": "#0072B2",
+}
 """Colour of each kind of features; spectral features have the colour of `sbm-dqn-ts`."""
 FLOOR = 1e-16
 
@@ -130,15 +136,29 @@ def plot_error_by_rank(
 
     The line is the median over seeds (rows); the shade spans the smallest and the largest value.
     """
-    for name, values in errors.items():
-        axes.fill_between(
-            ranks, values.min(axis=0), values.max(axis=0), color=COLORS[name], alpha=0.2, lw=0
-        )
-        axes.plot(
-            ranks, np.median(values, axis=0), color=COLORS[name], marker="o", ms=3, label=name
-        )
+    _plot_seeds(axes, ranks, errors)
     axes.set(xlabel="rank d", ylabel="IBE / D", title=title, ylim=(-0.03, 1.05))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def plot_error_by_steps(
+    axes: Axes, steps: Sequence[int], errors: Mapping[str, np.ndarray], title: str
+) -> None:
+    """The error of T^h, divided by D, against h; lines and shades as in ``plot_error_by_rank``."""
+    _plot_seeds(axes, steps, errors)
+    axes.set(xlabel="h", ylabel="IBE of $T^h$ / D", title=title, xscale="log", yscale="log")
+    axes.set_xticks(list(steps), [str(h) for h in steps])
+    axes.minorticks_off()
+
+
+def _plot_seeds(axes: Axes, places: Sequence[int], errors: Mapping[str, np.ndarray]) -> None:
+    for name, values in errors.items():
+        axes.fill_between(
+            places, values.min(axis=0), values.max(axis=0), color=COLORS[name], alpha=0.2, lw=0
+        )
+        axes.plot(
+            places, np.median(values, axis=0), color=COLORS[name], marker="o", ms=3, label=name
+        )
     axes.legend(fontsize=8, frameon=False)
 
 

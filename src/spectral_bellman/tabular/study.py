@@ -27,6 +27,10 @@ AGGREGATED = "state aggregation"
 GENERIC = "generic MDP"
 RANKS = {AGGREGATED: (1, 2, 3, 4, 5, 6, 8, 10), GENERIC: (1, 4, 8, 12, 16, 20, 21, 24)}
 DISCOUNT = 0.9
+STEPS = (1, 2, 4, 8, 16)
+"""h of T^h."""
+STEPS_RANK = {AGGREGATED: 4, GENERIC: 8}
+"""Dimension of the features for T^h, too small for a closed space."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,11 @@ def run(study: TabularStudy, console: Console) -> Path:
     study.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     errors: dict[str, dict[str, np.ndarray]] = {}
+    step_errors: dict[str, dict[str, np.ndarray]] = {}
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(
-            "inherent Bellman errors", total=study.seeds * sum(map(len, RANKS.values()))
+            "inherent Bellman errors",
+            total=study.seeds * sum(len(ranks) + len(STEPS) for ranks in RANKS.values()),
         )
         for name, ranks in RANKS.items():
             rows = []
@@ -62,12 +68,16 @@ def run(study: TabularStudy, console: Console) -> Path:
                 for rank in ranks:
                     rows.append(_errors(mdp, rank, seed))
                     progress.advance(task)
-            errors[name] = {
-                kind: np.array([row[kind] for row in rows]).reshape(study.seeds, len(ranks))
-                for kind in rows[0]
-            }
+            errors[name] = _by_kind(rows, study.seeds)
+            rows = []
+            for seed in range(study.seeds):
+                mdp = _draw(name, seed)
+                for h in STEPS:
+                    rows.append(_step_errors(mdp, STEPS_RANK[name], h, seed))
+                    progress.advance(task)
+            step_errors[name] = _by_kind(rows, study.seeds)
     backups = _backup_matrix(_draw(GENERIC, 0))
-    figure = _draw_figure(backups, errors)
+    figure = _draw_figure(backups, errors, step_errors)
     path = study.out / "tabular.png"
     figure.savefig(path, dpi=130)
     write_json(
@@ -83,13 +93,24 @@ def run(study: TabularStudy, console: Console) -> Path:
                 }
                 for name, by_kind in errors.items()
             },
+            "h_step_error_over_bound": {
+                name: {
+                    "rank": STEPS_RANK[name],
+                    "h": STEPS,
+                    **{kind: values.tolist() for kind, values in by_kind.items()},
+                }
+                for name, by_kind in step_errors.items()
+            },
         },
     )
-    text = "\n".join(_markdown(name, ranks, errors[name]) for name, ranks in RANKS.items())
+    tables: list[tuple[str, str, tuple[int, ...], dict[str, np.ndarray]]]
+    tables = [(_title(name, errors[name]), "rank", RANKS[name], errors[name]) for name in RANKS]
+    tables += [(_step_title(name, found), "h", STEPS, found) for name, found in step_errors.items()]
+    text = "\n".join(_markdown(*table) for table in tables)
     (study.out / "table.md").write_text(text, encoding="utf-8")
     console.print(_power_table(backups))
-    for name, ranks in RANKS.items():
-        console.print(_error_table(name, ranks, errors[name]))
+    for table in tables:
+        console.print(_error_table(*table))
     console.print(
         f"Figure: {path}   numbers: {study.out / 'summary.json'}", soft_wrap=True, markup=False
     )
@@ -123,6 +144,23 @@ def _errors(mdp: MDP, rank: int, seed: int) -> dict[str, float]:
     }
 
 
+def _step_errors(mdp: MDP, rank: int, h: int, seed: int) -> dict[str, float]:
+    """I_φ^h of features that are learned for T^h, and of features that are learned for T."""
+    features = {
+        "for T^h": spectral_features(mdp, rank, steps=h, seed=seed)[0],
+        "for T": spectral_features(mdp, rank, seed=seed)[0],
+    }
+    return {
+        kind: inherent_bellman_error(mdp, phi, steps=h, starts=4) / value_bound(mdp)
+        for kind, phi in features.items()
+    }
+
+
+def _by_kind(rows: list[dict[str, float]], seeds: int) -> dict[str, np.ndarray]:
+    """kind of features -> (seeds, columns)."""
+    return {kind: np.array([row[kind] for row in rows]).reshape(seeds, -1) for kind in rows[0]}
+
+
 def _power_table(matrix: np.ndarray) -> Table:
     table = Table(
         title="Algorithm 1: singular values √(λᵢ μᵢ) of TQ, 60 × 40", title_justify="left"
@@ -141,20 +179,24 @@ def _power_table(matrix: np.ndarray) -> Table:
     return table
 
 
-def _error_table(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> Table:
-    table = Table(title=_title(name, errors), title_justify="left")
-    for heading in ("rank", *errors):
+def _error_table(
+    title: str, unit: str, columns: tuple[int, ...], errors: dict[str, np.ndarray]
+) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in (unit, *errors):
         table.add_column(heading, justify="right")
-    for row in _error_rows(ranks, errors):
+    for row in _error_rows(columns, errors):
         table.add_row(*row)
     return table
 
 
-def _markdown(name: str, ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> str:
-    heads = ["rank", *errors]
-    rows = [heads, ["---:"] * len(heads), *_error_rows(ranks, errors)]
+def _markdown(
+    title: str, unit: str, columns: tuple[int, ...], errors: dict[str, np.ndarray]
+) -> str:
+    heads = [unit, *errors]
+    rows = [heads, ["---:"] * len(heads), *_error_rows(columns, errors)]
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"## {_title(name, errors)}\n\n{lines}"
+    return f"## {title}\n\n{lines}"
 
 
 def _title(name: str, errors: dict[str, np.ndarray]) -> str:
@@ -162,16 +204,29 @@ def _title(name: str, errors: dict[str, np.ndarray]) -> str:
     return f"Inherent Bellman error / D, {name}: median of {seeds} (largest)"
 
 
-def _error_rows(ranks: tuple[int, ...], errors: dict[str, np.ndarray]) -> list[list[str]]:
+def _step_title(name: str, errors: dict[str, np.ndarray]) -> str:
+    seeds = len(next(iter(errors.values())))
+    rank = STEPS_RANK[name]
+    return (
+        f"Inherent Bellman error of T^h / D, {name}, spectral features with d = {rank}: median of "
+        f"{seeds} (largest)"
+    )
+
+
+def _error_rows(columns: tuple[int, ...], errors: dict[str, np.ndarray]) -> list[list[str]]:
     return [
-        [str(rank), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values())]
-        for i, rank in enumerate(ranks)
+        [str(c), *(f"{np.median(v[:, i]):.2g} ({v[:, i].max():.2g})" for v in errors.values())]
+        for i, c in enumerate(columns)
     ]
 
 
-def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> Figure:
-    figure = Figure(figsize=(13, 7.5), layout="constrained")
-    axes: Any = figure.subplots(2, 3)
+def _draw_figure(
+    backups: np.ndarray,
+    errors: dict[str, dict[str, np.ndarray]],
+    step_errors: dict[str, dict[str, np.ndarray]],
+) -> Figure:
+    figure = Figure(figsize=(17, 7.5), layout="constrained")
+    axes: Any = figure.subplots(2, 4)
     figures.plot_singular_values(axes[0, 0], backups, rank=3, iterations=40)
     figures.plot_subspace_error(axes[0, 1], backups, rank=3, iterations=40)
     variance = 0.1
@@ -186,8 +241,11 @@ def _draw_figure(backups: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) 
         for rank in (2, 4, 6)
     }
     figures.plot_error_over_rounds(axes[1, 0], by_round, value_bound(mdp))
-    for panel, (name, by_kind) in zip(axes[1, 1:], errors.items(), strict=True):
+    for panel, (name, by_kind) in zip(axes[1, 1:3], errors.items(), strict=True):
         figures.plot_error_by_rank(panel, RANKS[name], by_kind, f"IBE by rank: {name}")
+    for panel, (name, by_kind) in zip(axes[:, 3], step_errors.items(), strict=True):
+        title = f"IBE of $T^h$: {name}, d = {STEPS_RANK[name]}"
+        figures.plot_error_by_steps(panel, STEPS, by_kind, title)
     for panel in axes.flat:
         panel.spines[["top", "right"]].set_visible(False)
     return figure

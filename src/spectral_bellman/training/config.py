@@ -145,6 +145,11 @@ class TrainConfig:
         return self.host or HostSettings()
 
     @property
+    def emulated(self) -> bool:
+        """Whether emulators with threads of their own step the environments."""
+        return isinstance(self.host, EmulatorSettings)
+
+    @property
     def frame_skip(self) -> int:
         """Frames in an agent step."""
         return self.protocol.frame_skip if self.protocol else 1

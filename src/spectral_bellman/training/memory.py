@@ -116,7 +116,7 @@ def check(memory: Memory, config: TrainConfig) -> None:
     cure = (
         f"--replay-capacity {fits} would fit" if fits else "fewer --seeds or smaller batches would"
     )
-    if not memory.aside and config.protocol and jax.default_backend() != "cpu":
+    if not memory.aside and config.emulated and jax.default_backend() != "cpu":
         cure += ", and --replay-memory host keeps it out of the accelerator"
     raise ValueError(
         f"the run needs {show(memory.total)}, of which the replay is {show(memory.replay)}, and "

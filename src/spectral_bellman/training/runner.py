@@ -77,7 +77,7 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
     _keep_compiled(folder)
     runners = build(config, spec)
     emulators = (
-        f", and opening {config.num_envs * config.seeds} emulators" if config.protocol else ""
+        f", and opening {config.num_envs * config.seeds} emulators" if config.emulated else ""
     )
     try:
         with console.status(f"compiling{emulators}"):
@@ -95,6 +95,7 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
             clip = config.agent.reward_clip
             learned = f"clipped to ±{clip:g}" if clip else "not clipped"
             say(console, f"{config.env}: {config.protocol}; {learned} when learned from")
+        if config.emulated:
             kept = (
                 f"what is new of a replay of up to {memory.show(need.replay)}"
                 if config.on_host.checkpoint_replay == "on"
@@ -170,7 +171,7 @@ def build(config: TrainConfig, spec: EnvironmentSpec, opener: Opener | None = No
     def agent(observation: jax.ShapeDtypeStruct, num_actions: int) -> QAgent:
         return QAgent(config.agent, observation, num_actions)
 
-    device = spec.device
+    device = spec.with_protocol(config.protocol).device
     if device is not None:
 
         def on_device(part: TrainConfig) -> DeviceRunner:

@@ -53,6 +53,9 @@ class Recurrent(BackboneConfig):
     """What the LSTM reads: the torso's output with the last action and reward, or that alone."""
     head_hidden: tuple[int, ...] = ()
     """Units of hidden layers between the LSTM and the features."""
+    memory: bool = True
+    """Whether the LSTM keeps its state from step to step. Without memory, a control, it starts from
+    zero at every step."""
     torso_precision: Literal["float32", "bfloat16"] = "float32"
     """What the torso computes in; everything else is float32."""
 
@@ -85,6 +88,7 @@ class Recurrent(BackboneConfig):
                 d,
                 rest_key,
                 shown_actions=problem.num_actions if self.core_inputs == "all" else 0,
+                memory=self.memory,
                 low_precision=self.torso_precision == "bfloat16",
             )
 
@@ -98,7 +102,7 @@ class Recurrent(BackboneConfig):
                 timestep.observation, timestep.first, timestep.previous_action, timestep.reward
             )
             gates = network.embed(inputs)
-            carry = jax.vmap(network.core.step)(carry, gates)
+            carry = jax.vmap(network.step)(carry, gates)
             return jax.vmap(network.features)(carry.hidden), carry
 
         def unroll(network: RecurrentNetwork, items: Sequence, count: int) -> Array:
