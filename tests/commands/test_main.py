@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spectral_bellman.commands.main import COMMANDS
@@ -23,7 +25,10 @@ def test_tabular_writes_the_figure_and_how_to_have_it_again(
     assert lines[0] == "## Inherent Bellman error / D, state aggregation: median of 1 (largest)"
     assert lines[2] == "| rank | spectral | Laplacian | random |"
     assert lines[4].startswith("| 6 | ")
-    assert len(lines) == 2 * 5 + 1
+    assert "## Inherent Bellman error of T^h / D, state aggregation" in lines[12]
+    assert lines[14] == "| h | for T^h | for T |"
+    rows = 2 * 1 + 2 * len(study.STEPS)
+    assert sum(re.match(r"\| \d+ \|", line) is not None for line in lines) == rows
     assert (tmp_path / "tabular.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["provenance"]["command"] == f"sbm tabular --out {tmp_path} --seeds 1"
@@ -31,6 +36,11 @@ def test_tabular_writes_the_figure_and_how_to_have_it_again(
     for name in (study.AGGREGATED, study.GENERIC):
         assert errors[name]["spectral"][0][0] < 1e-10
         assert errors[name]["random"][0][0] > 0.1
+        of_powers = summary["h_step_error_over_bound"][name]
+        learned, control = (np.array(of_powers[kind])[:, 0] for kind in ("for T^h", "for T"))
+        assert learned[0] == control[0]
+        assert np.all(np.diff(learned) < 0)
+        assert learned[-1] < 1e-5 < 1e-2 < control[-1]
     printed = capsys.readouterr().out
     assert "tabular.png" in printed
     assert "Inherent Bellman error" in printed

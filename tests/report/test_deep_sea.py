@@ -84,7 +84,7 @@ def test_the_table_and_the_figure(tmp_path):
     assert list(table.header) == ["agent", "N = 10", "N = 20"]
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["dqn", "10 (3 of 3)", "10 (2 of 3)"],
-        ["dqn-ts", "not solved (0 of 3)", ""],
+        ["dqn-ts", "∞ (0 of 3)", ""],
     ]
     (panel,) = deep_sea_figure(groups).axes
     lines = {
@@ -127,7 +127,7 @@ def test_an_unsolved_seed_counts_as_infinity_in_the_median(tmp_path):
     cells = {row[0].text: row[1] for row in deep_sea_table(groups).rows}
     assert cells["dqn"].value == max(solved)
     assert cells["dqn"].text == f"{max(solved)} (3 of 5)"
-    assert cells["dqn-ts"] == Cell("not solved (2 of 4)", np.inf)
+    assert cells["dqn-ts"] == Cell("∞ (2 of 4)", np.inf)
     (panel,) = deep_sea_figure(groups).axes
     drawn = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
     assert (drawn["dqn"], drawn["dqn-ts"]) == ([max(solved)], [])

@@ -106,10 +106,10 @@ SUITES = {
         table="atari",
     ),
     "atari-r2d2": Suite(
-        "r2d2 and sbm-r2d2-ts on Pong, Breakout and Venture; r2d2 with n-step targets on Pong",
+        "r2d2, sbm-r2d2-ts and dqn on Pong, Breakout and Venture; r2d2 with n-step targets on Pong",
         (
-            Block(("r2d2", "sbm-r2d2-ts"), _atari("pong"), 1, _SIXTEEN_MILLION),
-            Block(("r2d2", "sbm-r2d2-ts"), _atari("breakout", "venture"), 1, _TEN_MILLION),
+            Block(("r2d2", "sbm-r2d2-ts", "dqn"), _atari("pong"), 1, _SIXTEEN_MILLION),
+            Block(("r2d2", "sbm-r2d2-ts", "dqn"), _atari("breakout", "venture"), 1, _TEN_MILLION),
             Block(
                 ("r2d2",),
                 _atari("pong"),

@@ -120,7 +120,7 @@ def _cell(numbers: list[int | None] | None) -> Cell:
         return Cell("")
     median = median_episodes(numbers)
     solved = sum(number is not None for number in numbers)
-    text = f"{median:,.0f}" if math.isfinite(median) else "not solved"
+    text = f"{median:,.0f}" if math.isfinite(median) else "∞"
     return Cell(f"{text} ({solved} of {len(numbers)})", median)
 
 
