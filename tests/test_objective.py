@@ -25,9 +25,9 @@ def grid(
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
-    batch=st.integers(1, 9),
-    samples=st.integers(1, 9),
-    d=st.integers(1, 6),
+    batch=st.sampled_from([1, 2, 9]),  # few shapes: each is compiled
+    samples=st.sampled_from([1, 7]),
+    d=st.sampled_from([1, 5]),
 )
 def test_in_batch_covariances_give_the_gradient_of_bellman_mse(
     seed: int, batch: int, samples: int, d: int

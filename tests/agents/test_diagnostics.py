@@ -110,3 +110,13 @@ def test_the_effective_rank_of_a_projection_is_its_rank(rank):
     basis = np.linalg.qr(np.random.default_rng(rank).normal(size=(5, 5)))[0][:, :rank]
     projection = jnp.asarray(7 * basis @ basis.T, jnp.float32)
     assert float(diagnostics.effective_rank(projection)) == pytest.approx(rank, rel=1e-4)
+
+
+@pytest.mark.parametrize(("samples", "rows"), [(0, 50 * 64), (700, 700), (10**6, 50 * 64)])
+def test_sigma_is_shown_from_as_many_rows_as_the_noise_comes_from(samples, rows):
+    config = AgentConfig(
+        representation=Spectral(features=64),
+        exploration=Thompson(precision_samples=samples),
+        hidden=(8,),
+    )
+    assert QAgent(config, SHAPE, A).diagnostic_rows == rows

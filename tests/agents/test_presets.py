@@ -192,19 +192,21 @@ def test_a_preset_goes_before_its_family():
 
 
 @pytest.mark.parametrize(
-    ("preset", "family", "samples", "frames", "epsilon", "optimiser"),
+    ("preset", "family", "samples", "frames", "epsilon", "optimiser", "clip"),
     [
-        ("dqn-minatar", "minatar", 32, 1_024, (0.1, 100_000), "rmsprop"),
-        ("dqn-dopamine", "atari", 8, 8_192, (0.01, 250_000), "adam"),
+        ("dqn-minatar", "minatar", 32, 1_024, (0.1, 100_000), "rmsprop", 0),
+        ("dqn-dopamine", "atari", 8, 8_192, (0.01, 250_000), "adam", 1),
     ],
 )
-def test_the_dqn_of_others_has_their_numbers(preset, family, samples, frames, epsilon, optimiser):
+def test_the_dqn_of_others_has_their_numbers(
+    preset, family, samples, frames, epsilon, optimiser, clip
+):
     config, run = of(preset, family), PRESETS[preset].run
     steps = run["num_envs"] * run["round_steps"]
     assert config.updates * config.batch == samples * steps
     assert config.target_rounds * steps == frames
     assert (config.exploration.epsilon_end, config.exploration.epsilon_steps) == epsilon
-    assert config.representation.optimiser == optimiser
+    assert (config.representation.optimiser, config.reward_clip) == (optimiser, clip)
 
 
 def test_dqn_has_one_plain_output_an_action():

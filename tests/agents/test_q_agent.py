@@ -387,17 +387,17 @@ class Alternating(ExplorationConfig):
     bonus: float = 100.0
 
     def build(self, setting):
-        def publish(kept, evidence, progress, key):
+        def publish(kept, replay, progress, key):
             kept += 1
-            return kept, {"bonus": self.bonus / kept, "seen": jnp.sum(evidence.weight)}
+            return kept, {"bonus": self.bonus / kept, "seen": jnp.sum(replay.weight)}
 
         def values(theta, noise, drawn, phi):
             return phi @ theta + noise["bonus"] * jax.nn.one_hot(drawn, phi.shape[1])
 
         return Exploration(
-            no_noise=lambda: {"bonus": jnp.zeros(()), "seen": jnp.zeros(())},
+            init_noise=lambda: {"bonus": jnp.zeros(()), "seen": jnp.zeros(())},
             init_actor=lambda num_envs, key: jax.random.randint(key, (num_envs,), 0, A),
-            follow=lambda noise, actor: actor,
+            update_actor=lambda noise, actor: actor,
             values=values,
             epsilon=lambda agent_steps: jnp.full((), 0.25),
             rows=200,

@@ -29,6 +29,17 @@ def test_lists(
     assert set(names) <= set(first_words)
 
 
+def test_the_list_says_what_else_a_preset_is_composed_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wide: Path
+) -> None:
+    sbm(monkeypatch, "presets")
+    lines = capsys.readouterr().out.splitlines()
+    (recurrent,) = [line for line in lines if line.startswith("backbone recurrent")]
+    assert "operator retrace, sampling prioritised: r2d2, sbm-r2d2, sbm-r2d2-ts" in recurrent
+    (other,) = [line for line in lines if line.startswith("backbone feed_forward")]
+    assert "operator one_step, sampling uniform: dqn, dqn-ts" in other
+
+
 def test_a_preset_is_listed_with_all_of_its_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wide: Path
 ) -> None:

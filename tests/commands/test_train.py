@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spectral_bellman.agents import choices
 from spectral_bellman.commands import train as module
 from spectral_bellman.commands.train import value_of, without
 
@@ -77,6 +78,23 @@ def test_a_choice_brings_its_flags(monkeypatch: pytest.MonkeyPatch, described: l
     assert config.agent.representation.solver.q_steps == 1
 
 
+def test_every_kind_of_choice_has_a_flag(
+    monkeypatch: pytest.MonkeyPatch, described: list, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(module.CHOICES) == set(choices.KINDS)
+    flags = ["--backbone=recurrent", "--operator=retrace", "--sampling=prioritised"]
+    flags += ["--representation=spectral", "--q-solver=adam", "--exploration=ladder"]
+    own = ["--trained=40", "--trace-decay=0.5", "--importance-exponent=0.1", "--ladder-power=2"]
+    sbm(monkeypatch, "train", "dqn-ts", "--env", "deep_sea/3", *flags, *own, "--dry-run")
+    agent = described[0].agent
+    assert (agent.backbone.trained, agent.operator.trace_decay) == (40, 0.5)
+    assert (agent.sampling.importance_exponent, agent.exploration.ladder_power) == (0.1, 2)
+    with pytest.raises(SystemExit):
+        sbm(monkeypatch, "train", "dqn", "--env", "deep_sea/3", "--help")
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "One of one_step, n_step, retrace; each" in printed
+
+
 def test_a_family_brings_flags_for_how_it_is_played(
     monkeypatch: pytest.MonkeyPatch, described: list
 ) -> None:
@@ -103,6 +121,10 @@ ON = ["train", "dqn", "--env", "deep_sea/3"]
         ([*ON, "--noise-scale", "1"], "--noise-scale has no use here"),
         ([*ON, "--noise-scale=1"], "it is a setting of exploration thompson"),
         ([*ON, "--exploration", "ucb"], "needs features"),
+        ([*ON, "--q-solver", "adam"], "--q-solver has no use here"),
+        ([*ON, "--operator", "retrace"], "take --backbone recurrent"),
+        ([*ON, "--sticky-actions", "0"], "it is a setting of atari/"),
+        ([*ON, "--hidden-frames=0.5"], "it is a setting of minatar_hidden/"),
         ([*ON, "--exploration", "ubc"], "did you mean ucb"),
         (["train", "dqn", "--env", "atari/pong,,boxing"], "two commas"),
         (["train", "dqn", "--env", "deep_sea/3,3"], "twice"),

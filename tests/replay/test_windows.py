@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from spectral_bellman import operators
-from spectral_bellman.replay import NStep, OneStep, Sequences, Window
+from spectral_bellman.replay import NStep, OneStep, Rollout, Sequences, Window, init_ring
 
-from .history import History, Step, starts_of, take_of
+from .history import History, Step, starts_of, store, take_of
 
 MIXES = [(0.0, 0.0), (0.3, 0.0), (0.0, 0.3), (0.1, 0.1), (0.0, 1.0)]
 SIZES = [(4, 1), (0, 16), (4, 16)]
@@ -241,3 +241,54 @@ def test_what_cannot_be_a_window_is_refused():
             window.starts(history.ring)
     assert [w.length for w in (OneStep(), NStep(5), Sequences(40, 80, 40))] == [1, 5, 121]
     assert all(isinstance(w, Window) for w in (OneStep(), NStep(5), Sequences(40, 80, 40)))
+
+
+@pytest.mark.parametrize("stack", [0, 3])
+def test_pytrees_are_stored_and_read_leaf_by_leaf(stack):
+    def doubled(x):
+        return {"one": x, "two": (2 * x,)}
+
+    def twice(action):
+        return action, jnp.stack([action, -action], axis=-1).astype(jnp.float32)
+
+    rng, extras = np.random.default_rng(0), {}
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    spec = vector = jax.ShapeDtypeStruct((2,), jnp.float32)
+    plain = init_ring(spec, extras, 2, 40, 4, stack)
+    spec_of_two = {"one": spec, "two": (spec,)}
+    trees = init_ring(spec_of_two, extras, 2, 40, 4, stack, action=(integer, vector))
+    ended = np.ones(2, bool)
+    for _ in range(7):
+        truncated, terminal = rng.random((2, 4, 2)) < 0.15
+        terminal &= ~truncated
+        first = np.concatenate([ended[None], (truncated | terminal)[:-1]])
+        ended = (truncated | terminal)[-1]
+        observation, last = rng.normal(size=(2, 4, 2, 2)).astype(np.float32)
+        rollout = Rollout(
+            observation=observation,
+            action=jnp.asarray(rng.integers(1, 9, (4, 2)), jnp.int32),
+            reward=rng.normal(size=(4, 2)).astype(np.float32),
+            discount=1 - terminal.astype(np.float32),
+            first=first,
+            truncated=truncated,
+            last_observation=last,
+            extras=extras,
+        )
+        plain = store(plain, rollout)
+        both = rollout._replace(
+            observation=doubled(observation),
+            last_observation=doubled(last),
+            action=twice(rollout.action),
+        )
+        trees = store(trees, both)
+    env, slot = jnp.indices(plain.valid.shape, dtype=jnp.int32)
+    for window in (OneStep(), NStep(3, following=True), Sequences(2, 4, 2)):
+        want, got = (take_of(window, ring, env, slot) for ring in (plain, trees))
+        for name in want._fields:
+            value = getattr(want, name)
+            if name.endswith("observation") or (name == "following" and value is not None):
+                value = doubled(value)
+            elif name.endswith("action"):
+                value = twice(value)
+            jax.tree.map(np.testing.assert_array_equal, getattr(got, name), value)
+        assert np.any(np.asarray(starts_of(window, trees)))

@@ -25,7 +25,7 @@ def returns(preset, env, folder, **settings):
     ("preset", "env"),
     [
         ("r2d2", "t_maze/5"),
-        ("sbm-r2d2-ts", "recall/2"),
+        pytest.param("sbm-r2d2-ts", "recall/2", marks=pytest.mark.slow),
         pytest.param("r2d2", "recall/2", marks=pytest.mark.slow),
         pytest.param("sbm-r2d2", "t_maze/5", marks=pytest.mark.slow),
         pytest.param("sbm-r2d2", "recall/2", marks=pytest.mark.slow),
@@ -36,7 +36,7 @@ def test_recurrent_agents_remember(preset, env, tmp_path):
     assert returns(preset, env, tmp_path / "run") > SOLVED
 
 
-@pytest.mark.parametrize("env", WITHOUT_MEMORY)
+@pytest.mark.parametrize("env", ["t_maze/5", pytest.param("recall/2", marks=pytest.mark.slow)])
 def test_an_agent_without_memory_does_not_solve_them(env, tmp_path):
     assert returns("dqn", env, tmp_path / "run") < WITHOUT_MEMORY[env] + 0.2
 

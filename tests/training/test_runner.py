@@ -53,7 +53,10 @@ def slow(value):
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=[slow(n) if n == "atari" else n for n in RUNS if n != "quick"])
+SLOW = ("atari", "recurrent, host")
+
+
+@pytest.fixture(params=[slow(n) if n in SLOW else n for n in RUNS if n != "quick"])
 def finished(request, run_of):
     return request.param, run_of(request.param)
 
@@ -396,3 +399,19 @@ def test_results_without_checkpoints_are_left_alone(one):
     with pytest.raises(FileNotFoundError, match="results of a finished run, without checkpoints"):
         resume(one, frames=10**6, console=QUIET)
     assert {path.name: path.read_bytes() for path in one.iterdir() if path.is_file()} == before
+
+
+def test_a_run_says_once_that_its_preset_meant_something_else_before(tmp_path, monkeypatch):
+    class Stopped(Exception):
+        pass
+
+    def stop(folder):
+        raise Stopped
+
+    monkeypatch.setattr(runner, "_keep_compiled", stop)  # what follows compiles the run
+    said = io.StringIO()
+    for preset, env in (("dqn-minatar", "minatar/seaquest"), ("dqn", "deep_sea/4")):
+        with pytest.raises(Stopped):
+            train(preset, env, out=tmp_path / preset, console=Console(file=said, width=300))
+    assert said.getvalue().count("now learns from unclipped rewards") == 1
+    assert len(said.getvalue().splitlines()) == 1

@@ -81,6 +81,17 @@ def users(name: str) -> list[str]:
     ]
 
 
+def holders(kind: str) -> list[str]:
+    """The choices that contain a choice of this kind, as "kind name"."""
+    return [
+        f"{outer} {choice.name}"
+        for outer, choices in KINDS.items()
+        for choice in choices.values()
+        for field in dataclasses.fields(choice)
+        if getattr(getattr(choice, field.name, None), "kind", None) == kind
+    ]
+
+
 def override(config: C, changes: Mapping[str, Any]) -> C:
     """The config with settings changed by their flat names.
 
@@ -131,7 +142,7 @@ def _chosen(current: Choice, name: Any) -> Choice:
 
 def _refuse(name: str, settings: Mapping[str, Any]) -> None:
     flag = f"--{name.replace('_', '-')}"
-    if found := users(name):
+    if found := holders(name) if name in KINDS else users(name):
         kinds = sorted({user.partition(" ")[0] for user in found})
         have = " and ".join(f"{kind} {settings[kind]}" for kind in kinds if kind in settings)
         raise ValueError(

@@ -117,6 +117,11 @@ class AgentConfig:
             raise ValueError(
                 f"--exploration {self.exploration.name} backs up plain values: take --rescaling 0"
             )
+        if self.rescaling and getattr(self.exploration, "noise_bound", False):
+            raise ValueError(
+                "--noise-bound bounds the noise by R_max/(1 − γ), which is no bound on rescaled "
+                "values: take --no-noise-bound, or --rescaling 0"
+            )
         if self.backbone.rows > 1 and isinstance(self.solver, LeastSquares):
             raise ValueError(
                 "--q-solver least_squares regresses on transitions: take --q-solver adam with "

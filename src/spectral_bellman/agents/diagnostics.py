@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ITEMS = 1_024
 """Steps that held-out errors and gaps are measured on."""
 ROWS = 2 * ITEMS
-"""Steps of the replay that Σ is built from for its diagnostics, at most."""
+"""Steps of the replay that Σ is built from where the exploration builds no Σ."""
 RIDGE = 0.1
 """λ of Σ for an agent that does not explore by Σ."""
 

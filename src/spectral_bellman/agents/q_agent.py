@@ -1,9 +1,9 @@
-"""The agent: every row of the paper's tables, by the choices of its config.
+"""``QAgent``: its config selects a row of the paper's tables.
 
 A round (Algorithm 2) is: collect with a published policy; fit θ̂; publish the next policy from φ,
-θ̂ and Σ, and copy the target network; learn φ. The target network of a round is the pair (φ_t,
-θ̂_{t+1}) that the round publishes: φ_{t+1} and θ̂_{t+2} are both fitted to backups of its values. A
-representation that learns φ and θ̂ together does so before publishing, as DQN does.
+θ̂ and Σ, and copy φ and θ̂ to the target network; learn φ. Round t publishes (φ_t, θ̂_{t+1}). The
+copy of this pair gives the targets of φ_{t+1} in the same round, and of θ̂_{t+2} in the next round.
+A representation that learns φ and θ̂ together does so before publishing, as DQN does.
 
 The backbone computes φ, and turns what the replay holds into rows. The rest of the agent is the
 same for transitions and for sequences.
@@ -33,7 +33,12 @@ from spectral_bellman.agents.api import (
 from spectral_bellman.agents.backbones.api import Torso
 from spectral_bellman.agents.backups import RetraceOperator
 from spectral_bellman.agents.config import AgentConfig
-from spectral_bellman.agents.explorations.api import Evidence, Setting, choose
+from spectral_bellman.agents.explorations.api import (
+    ROWS_PER_FEATURE,
+    ExplorationContext,
+    ReplayFeatures,
+    choose,
+)
 from spectral_bellman.agents.features import taken
 from spectral_bellman.agents.optimisers import clip_gradient, descend
 from spectral_bellman.agents.representations.api import (
@@ -77,7 +82,7 @@ class QAgent:
         self.window, self.sampler = self.backbone.window, config.sampling.sampler()
         self.representation = config.representation.build(self.problem, self.backbone.single)
         self.exploration = config.exploration.build(
-            Setting(
+            ExplorationContext(
                 dimension=self.representation.dimension,
                 discount=config.discount,
                 warmup_steps=config.warmup_steps,
@@ -91,8 +96,10 @@ class QAgent:
         self.diagnostic_items = -(-diagnostics.ITEMS // self.backbone.rows)
         self.diagnostic_rows = 0
         if config.representation.has_features:
-            most = -(-diagnostics.ROWS // self.backbone.rows)
-            self.diagnostic_rows = min(self.publish_rows or most, most)
+            # As many as the exploration builds Σ from: fewer would show a smaller λ_min.
+            most = max(diagnostics.ROWS, ROWS_PER_FEATURE * self.representation.dimension)
+            wanted = min(self.exploration.rows or diagnostics.ROWS, most)
+            self.diagnostic_rows = -(-wanted // self.backbone.rows)
         solver = self.representation.solver
         self.theta_optimiser = (
             optax.adam(solver.q_learning_rate, eps=config.adam_epsilon)
@@ -110,14 +117,14 @@ class QAgent:
         elif self.config.initial_weights == "xavier":
             network = xavier_weights(network, keys[0])
         elif part.zero_q_head:
-            # Random values would be overestimated by the maximum, and take long to forget.
+            # The maximum over random values is too large, and it takes long to unlearn.
             weight = network.head.weight.reshape(self.num_actions, d, -1).at[:, 0].set(0.0)
             network = eqx.tree_at(
                 lambda x: x.head.weight, network, weight.reshape(network.head.weight.shape)
             )
         theta = part.init_theta(keys[1])
         beside, kept = part.init(keys[2], theta)
-        target = Target(network, theta, part.target_of(beside), self._policy_epsilon(BEGINNING))
+        target = Target(network, theta, part.target_of(beside), self._retrace_epsilon(BEGINNING))
         optimiser = self.theta_optimiser
         return TrainState(
             network=network,
@@ -138,7 +145,7 @@ class QAgent:
     def init_policy(self, state: TrainState) -> Policy:
         """The policy before the first round: random actions."""
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
-        return Policy(network, theta, self.exploration.no_noise(), jnp.ones(()))
+        return Policy(network, theta, self.exploration.init_noise(), jnp.ones(()))
 
     def act(
         self,
@@ -160,19 +167,19 @@ class QAgent:
         raw, after = self.backbone.step(policy.network, carry, timestep)
         phi = self.representation.normalise(raw)
         if greedy:
-            kept, values = actor.exploration, phi @ policy.theta
+            mine, values = actor.exploration, phi @ policy.theta
             epsilon, action_key = jnp.asarray(self.config.eval_epsilon), key
         else:
             fresh = self.exploration.init_actor(len(timestep.first), episode_key)
-            kept = where_first(timestep.first, fresh, actor.exploration)
-            kept = self.exploration.follow(policy.noise, kept)
-            values = self.exploration.values(policy.theta, policy.noise, kept, phi)
-            epsilon = jnp.maximum(policy.epsilon, self.exploration.own_epsilon(kept))
+            mine = where_first(timestep.first, fresh, actor.exploration)
+            mine = self.exploration.update_actor(policy.noise, mine)
+            values = self.exploration.values(policy.theta, policy.noise, mine, phi)
+            epsilon = jnp.maximum(policy.epsilon, self.exploration.own_epsilon(mine))
         action, prob = choose(values, epsilon, action_key)
         extras = {"behaviour_prob": prob}
         if jax.tree.leaves(carry):
             extras["carry"] = carry
-        return action, extras, Actor(kept, after)
+        return action, extras, Actor(mine, after)
 
     def _zero_carry(self, timestep: Timestep) -> Any:
         return self.backbone.init_carry(len(timestep.first))
@@ -203,22 +210,22 @@ class QAgent:
         self, state: TrainState, rows: Rows | None, progress: Progress, key: RandomKey
     ) -> tuple[TrainState, Policy]:
         """The policy (φ_t, θ̂_{t+1}, noise from Σ_t), and its copy as the target, if due."""
-        noise = self.exploration.no_noise()
+        noise = self.exploration.init_noise()
         if self.exploration.publish is not None:
-            evidence = None if rows is None else self._evidence(state, rows)
-            kept, noise = self.exploration.publish(state.exploration, evidence, progress, key)
-            state = state._replace(exploration=kept)
+            replay = None if rows is None else self._replay_features(state, rows)
+            learned, noise = self.exploration.publish(state.exploration, replay, progress, key)
+            state = state._replace(exploration=learned)
         # Copies: the caller may donate the state, and no buffer can be donated twice.
         network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
         target = Target(
             state.network,
             state.theta,
             self.representation.target_of(state.beside),
-            self._policy_epsilon(progress),
+            self._retrace_epsilon(progress),
         )
-        # A choice even where the copy is always due: state, target and policy would share one θ̂,
-        # and of a result returned three times a GPU writes only one, where the arguments were
-        # donated (jax issue 39625).
+        # ``jnp.where`` even if the copy is always due. Else state, target and policy would return
+        # the same θ̂, and with donated arguments a GPU writes only one of the three (jax issue
+        # 39625).
         every = self.config.target_rounds
         due = (progress.round + 1) % every == 0 if every > 1 else progress.round >= 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)
@@ -242,15 +249,15 @@ class QAgent:
     def row_weights(self, rows: Rows) -> Float[Array, " R"]:
         """How many steps of the replay each row stands for; 0 for padding.
 
-        The weights of items count items. Sequences overlap and may be padded: their rows share the
-        steps that the replay holds.
+        ``rows.weight`` counts items. Sequences overlap and may contain padding, so the weights of
+        their rows are rescaled to sum to the number of steps in the replay.
         """
         if not self.backbone.padded:
             return rows.weight
         weight = jnp.where(self.backbone.mask(rows.items), rows.weight[:, None], 0.0).ravel()
         return weight * rows.steps / jnp.maximum(jnp.sum(weight), 1.0)
 
-    def _policy_epsilon(self, progress: Progress) -> Float[Array, ""]:
+    def _retrace_epsilon(self, progress: Progress) -> Float[Array, ""]:
         operator = self.config.operator
         if not isinstance(operator, RetraceOperator) or not operator.policy_epsilon_steps:
             return jnp.zeros(())
@@ -271,10 +278,10 @@ class QAgent:
             one_by_one=self.config.double,
         )
 
-    def _evidence(self, state: TrainState, rows: Rows) -> Evidence:
+    def _replay_features(self, state: TrainState, rows: Rows) -> ReplayFeatures:
         norm, view = self.representation.normalise, self.backbone.view(state.network, rows.items)
         slot = (rows.slot * self.backbone.rows)[:, None] + jnp.arange(self.backbone.rows)[None]
-        return Evidence(
+        return ReplayFeatures(
             norm(taken(view.phi, view.action)),
             norm(view.phi_next),
             view.reward,
@@ -359,7 +366,8 @@ class QAgent:
         solver = self.representation.solver
         assert isinstance(solver, LeastSquares)
         phi, targets = self.features_taken(state.network, rows.items), self._q_targets(state, rows)
-        # XLA tries to fuse the concatenation with what made its parts, which no GPU kernel holds.
+        # Without the barrier XLA fuses the concatenation with the computation of its inputs, and
+        # the result is too large for a GPU kernel.
         columns = jnp.concatenate(jax.lax.optimization_barrier([phi, targets[:, None]]), axis=1)
         scatter = posterior.init_scatter(columns.shape[1])
         scatter = posterior.add_scatter(scatter, columns * jnp.sqrt(rows.weight)[:, None])

@@ -28,6 +28,13 @@ def presets(name: str, env: str, console: Console) -> None:
         table.add_row(key, config.representation.name, config.exploration.name, fitted, preset.row)
     console.print(table)
     console.print("θ̂: fitted to φ in a phase of its own, or learned with φ")
+    others: dict[str, list[str]] = {}
+    for key in PRESETS:
+        config = agent_config(key, "", {})
+        parts = config.backbone, config.operator, config.sampling
+        others.setdefault(", ".join(f"{part.kind} {part.name}" for part in parts), []).append(key)
+    for chosen, keys in others.items():
+        console.print(f"{chosen}: {', '.join(keys)}")
     stale: dict[int, list[str]] = {}
     for family in FAMILIES.values():
         stale.setdefault(family.run["staleness"], []).append(family.name)

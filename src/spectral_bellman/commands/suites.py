@@ -117,7 +117,7 @@ SUITES = {
                 {**_SIXTEEN_MILLION, "operator": "n_step", "double": True},
             ),
         ),
-        table="atari",
+        table="atari_r2d2",
     ),
     "hidden-minatar": Suite(
         "MinAtar with half of the frames hidden: with memory, without, and dqn with four frames",

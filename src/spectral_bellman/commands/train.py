@@ -31,10 +31,14 @@ from spectral_bellman.training.config import (
 from spectral_bellman.training.progress import say
 
 CHOICES = {
-    "representation": "What φ learns from; it has settings of its own.",
-    "exploration": "How actions are chosen; it has settings of its own.",
-    "q_solver": "How θ̂ is fitted to φ; it has settings of its own.",
+    "backbone": "What φ is computed from: the observation, or the episode so far.",
+    "operator": "The Bellman operator of the targets.",
+    "representation": "What φ learns from.",
+    "q_solver": "How θ̂ is fitted to φ.",
+    "exploration": "How actions are chosen.",
+    "sampling": "How the replay is sampled for gradient steps.",
 }
+"""What the flag of each kind of choice chooses. Each choice has settings of its own."""
 
 
 def train(arguments: list[str]) -> None:
@@ -128,7 +132,7 @@ def _parse(
       shown: the settings that have a use. The others have no flag.
     """
     values = flat(default)
-    named = {kind: text for kind, text in CHOICES.items() if kind in values}
+    named = {kind: _help(kind) for kind in CHOICES if kind in values}
     chosen: Any = dataclasses.make_dataclass(
         "Choices",
         [(kind, Annotated[str, tyro.conf.arg(help=text)]) for kind, text in named.items()],
@@ -168,6 +172,10 @@ def _parse(
     return run, parsed.out, parsed.dry_run
 
 
+def _help(kind: str) -> str:
+    return f"{CHOICES[kind]} One of {', '.join(choices.KINDS[kind])}; each has settings of its own."
+
+
 def _without_flags(config: TrainConfig, shown: Collection[str]) -> TrainConfig:
     """The config with an agent that tyro gives no flags for settings without a use."""
     agent = config.agent
@@ -199,7 +207,7 @@ def _refuse_unused(arguments: list[str], config: TrainConfig, spec: EnvironmentS
             refuse_hidden(config.agent, spec)
         if argument.startswith("--") and name not in known:
             refuse_elsewhere(name, config)
-            if choices.users(name):
+            if choices.users(name) or name in choices.KINDS:
                 override(config, {name: None})
 
 

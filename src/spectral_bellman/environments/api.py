@@ -82,7 +82,8 @@ class VectorEnvironment(Protocol):
 
     The episodes of an environment form blocks. A block is a number of episodes that are played
     one after the other from one seed; ``block_seed`` makes that seed. So the number of a block and
-    the actions in it determine everything that a deterministic environment has shown since.
+    the actions in it determine everything that a deterministic environment has shown since the
+    block began.
     """
 
     observation: jax.ShapeDtypeStruct
@@ -180,7 +181,7 @@ class EnvironmentSpec:
     protocol: PlayProtocol | None = None
     """How it is played, for environments with a choice."""
     played: Callable[[Any], Environment] | None = field(default=None, repr=False)
-    """protocol -> ``device``, where a device environment is played by a protocol."""
+    """Play settings -> ``device``, for a device environment that has play settings."""
 
     def __post_init__(self) -> None:
         if (self.device is None) == (self.opener is None):
@@ -294,8 +295,8 @@ class Family:
     title: str
     """As people write it, for reports."""
     run: Mapping[str, Any]
-    """Default settings of a run, where they differ from ``TrainConfig``, and its ``staleness``:
-    the policy that round t − staleness published acts in round t."""
+    """Default settings of a run. ``staleness`` must be there: the policy that round t − staleness
+    published acts in round t. The other settings only if they differ from ``TrainConfig``."""
     agent: Mapping[str, Any] = field(default_factory=dict)
     """Default numbers of an agent: flat setting name -> value. An agent reads those it uses."""
     patterns: Mapping[str, str] = field(default_factory=dict)
@@ -305,7 +306,7 @@ class Family:
     adopt: Callable[[Any], EnvironmentSpec | None] = _refuse
     """An object of the user's -> the environment, or None if the object is not of this family."""
     names: Callable[[], Iterable[str]] = tuple
-    """Names that ``patterns`` does not spell out: a misspelt name is answered with the nearest."""
+    """All names for which a pattern has a placeholder, to suggest one after a typing error."""
     suited: Callable[
         [EnvironmentSpec, Mapping[str, Any], Mapping[str, Any], Collection[str]], Changes
     ] = _no_changes
@@ -315,14 +316,15 @@ class Family:
     over the settings so far, and a user's own settings win over the changes."""
     machine: Callable[[str, Mapping[str, Any], Mapping[str, Any]], Changes] = _no_changes
     """``machine(backend, run, agent)``: further changes that depend on JAX's backend, "cpu" or
-    "gpu". They must keep the rates for each agent step: runs that differ in these changes alone
-    count as runs of the same agent."""
+    "gpu". They must not change how much is learned per agent step (gradient steps × batch, copies
+    to the target network): reports treat runs that differ in these changes alone as runs of the
+    same agent."""
     protocol: PlayProtocol | None = None
-    """How those of its environments that have a choice are played by default."""
+    """Default play settings of its environments; None if they have none."""
     frame_unit: str = "frames (= agent steps)"
     """What a frame is, for axes."""
     frames_per_second: float = 15.0
-    """Of a film in which every frame is shown; a film of agent steps has 1/frame_skip of it."""
+    """Of a video that shows every frame. A video of agent steps has this divided by frame_skip."""
     film: Literal["gif", "mp4"] = "gif"
     """The file format that suits the pictures."""
     steps_beside_python: bool = False

@@ -102,7 +102,7 @@ class MinAtar:
         return MinAtarState(_bare(game), time), step
 
     def render(self, state: MinAtarState) -> UInt8[Array, "160 160 3"]:
-        """A colour for each channel, the lowest on top: the player, in every game, who is white."""
+        """One colour per channel; the lowest channel is on top. Channel 0, the player, is white."""
         screen = self._observe(state.game)
         others = screen.shape[-1] - 1
         hues = [colorsys.hsv_to_rgb(i / others, 0.7, 0.95) for i in range(others)]
@@ -172,7 +172,7 @@ FAMILY = Family(
         "minatar_hidden/GAME": "a game of MinAtar, of whose frames a share is hidden at random",
     },
     run={"num_envs": 128, "round_steps": 8, "replay_capacity": 100_000, "staleness": 1},
-    # Few, large steps: a GPU takes as long for a batch of 256.
+    # A GPU takes as long for a batch of 256 as for 512: so few steps with large batches.
     agent={
         "batch": 512,
         "updates": 16,

@@ -5,6 +5,8 @@ observation of the next step, or, where the episode was truncated, the last obse
 episode, on a slot that is never sampled. A terminal step has discount 0. Its next observation does
 not matter and costs no slot.
 
+Observations, actions and extras may be pytrees of arrays.
+
 A ring with ``stack`` > 0 stores one frame per slot. The observation of the last ``stack`` frames is
 made when it is sampled. Frames from before the episode are zeros in it.
 
@@ -18,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+DISCRETE = jax.ShapeDtypeStruct((), jnp.int32)
+"""The action of an environment with numbered actions."""
 WRAP = 2**30
 """``Ring.written`` loses a multiple of C when it reaches this, and never overflows."""
 
@@ -53,8 +57,8 @@ class Stored(NamedTuple):
 class Ring(eqx.Module):
     """N rings of C slots. Slot ``head`` holds the current observation, and gets the next step."""
 
-    observation: Array
-    """(N, C, …), a single frame where ``stack`` > 0."""
+    observation: Any
+    """Leaves (N, C, …), single frames where ``stack`` > 0."""
     steps: Stored
     age: Int[Array, "N C"]
     """How many steps of the episode came before the slot's observation."""
@@ -97,22 +101,25 @@ class Ring(eqx.Module):
 
 
 def init_ring(
-    observation: jax.ShapeDtypeStruct,
+    observation: Any,
     extras: Any,
     num_envs: int,
     capacity: int,
     round_steps: int,
     stack: int = 0,
+    action: Any = DISCRETE,
 ) -> Ring:
     """An empty ring.
 
     Args:
-      observation: what a slot holds, a single frame where ``stack`` > 0.
+      observation: a pytree of ``jax.ShapeDtypeStruct``, what a slot holds: a single frame where
+        ``stack`` > 0.
       extras: a pytree of ``jax.ShapeDtypeStruct``, the extras of one step of one environment.
       num_envs: N.
       capacity: steps that the rings hold together, at least.
       round_steps: the most steps per environment of one ``add``.
       stack: frames in an observation; 0 where a slot holds the whole observation.
+      action: a pytree of ``jax.ShapeDtypeStruct``, the action of one environment.
     """
     # One slot more for the current observation, and slots for the older frames of the oldest stack.
     slots = -(-capacity // num_envs) + 1 + max(stack - 1, 0)
@@ -127,11 +134,10 @@ def init_ring(
         return jnp.zeros((num_envs, slots, *leaf.shape), leaf.dtype)
 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    integer = jax.ShapeDtypeStruct((), jnp.int32)
     return Ring(
-        observation=zeros(observation),
-        steps=jax.tree.map(zeros, Stored(integer, scalar, scalar, extras)),
-        age=zeros(integer),
+        observation=jax.tree.map(zeros, observation),
+        steps=jax.tree.map(zeros, Stored(action, scalar, scalar, extras)),
+        age=zeros(DISCRETE),
         valid=jnp.zeros((num_envs, slots), bool),
         written=jnp.zeros(num_envs, jnp.int32),
         stack=stack,
@@ -163,11 +169,14 @@ def add(ring: Ring, rollout: Rollout, start: int = 0) -> Ring:
             jnp.asarray(values, leaf.dtype), mode="drop", unique_indices=True
         )
 
+    def put_shown(leaf: Array, shown: Array, last: Array) -> Array:
+        return put(put(leaf, shown), last, after)
+
     steps = Stored(rollout.action, rollout.reward, rollout.discount, rollout.extras)
     written = ring.written.at[start : start + num_envs].add(offset[-1])
     return Ring(
-        observation=put(
-            put(ring.observation, rollout.observation), rollout.last_observation, after
+        observation=jax.tree.map(
+            put_shown, ring.observation, rollout.observation, rollout.last_observation
         ),
         steps=jax.tree.map(put, ring.steps, steps),
         age=put(put(ring.age, age), age + 1, after),

@@ -203,15 +203,15 @@ class Sequences:
         first = first & seen
 
         def previous(earlier: Array, given: Array) -> Array:
-            led = jnp.concatenate([earlier[..., None], given], axis=-1)
+            led = jnp.concatenate([jnp.expand_dims(earlier, slot.ndim), given], axis=slot.ndim)
             return _masked(led, seen & ~first)
 
         begin = (env, (slot - self.burn_in) % ring.capacity)
         start = {name: ring.steps.extras[name] for name in names}
         return Sequence(
-            observation=_masked(observation, seen),
+            observation=jax.tree.map(lambda leaf: _masked(leaf, seen), observation),
             first=first,
-            previous_action=previous(earlier.action, steps.action),
+            previous_action=jax.tree.map(previous, earlier.action, steps.action),
             previous_reward=previous(earlier.reward, steps.reward),
             action=steps.action,
             reward=steps.reward,
@@ -284,35 +284,44 @@ def _before(
     return steps, ring.age[env, slot[..., None]] >= ago
 
 
-def _observations(ring: Ring, env: Array, slot: Array, length: int) -> list[Array]:
+def _observations(ring: Ring, env: Array, slot: Array, length: int) -> list[Any]:
     """The observations in ``length`` slots from ``slot`` on, one by one."""
     if not ring.stack:
-        return [ring.observation[env, (slot + k) % ring.capacity] for k in range(length)]
+        slots = [(slot + k) % ring.capacity for k in range(length)]
+        return [jax.tree.map(lambda leaf: leaf[env, k], ring.observation) for k in slots]  # noqa: B023
     frames, first = _frames(ring, env, slot, length)
-    window = [(k, k + ring.stack) for k in range(length)]
-    return [
-        clear_older(jax.lax.slice_in_dim(frames, *ends, axis=slot.ndim), first[..., slice(*ends)])
-        for ends in window
-    ]
+
+    def stacked(begin: int) -> Any:
+        end = begin + ring.stack
+        return jax.tree.map(
+            lambda leaf: clear_older(
+                jax.lax.slice_in_dim(leaf, begin, end, axis=slot.ndim), first[..., begin:end]
+            ),
+            frames,
+        )
+
+    return [stacked(k) for k in range(length)]
 
 
 def _observation_sequence(
     ring: Ring, env: Array, slot: Array, length: int
-) -> tuple[Array, Bool[Array, "... n"]]:
+) -> tuple[Any, Bool[Array, "... n"]]:
     """(…, length, …) observations in the slots from ``slot`` on; whether each begins an episode."""
     frames, first = _frames(ring, env, slot, length)
     axis = slot.ndim
     if not ring.stack:
         return frames, first
     shifts = range(ring.stack)
-    stacks = jnp.stack(
-        [jax.lax.slice_in_dim(frames, k, k + length, axis=axis) for k in shifts], axis=axis + 1
-    )
     begins = jnp.stack([first[..., k : k + length] for k in shifts], axis=-1)
-    return clear_older(stacks, begins), begins[..., -1]
+
+    def stacks(leaf: Array) -> Array:
+        parts = [jax.lax.slice_in_dim(leaf, k, k + length, axis=axis) for k in shifts]
+        return clear_older(jnp.stack(parts, axis=axis + 1), begins)
+
+    return jax.tree.map(stacks, frames), begins[..., -1]
 
 
-def _frames(ring: Ring, env: Array, slot: Array, length: int) -> tuple[Array, Bool[Array, "... n"]]:
+def _frames(ring: Ring, env: Array, slot: Array, length: int) -> tuple[Any, Bool[Array, "... n"]]:
     """The contents of ``length`` slots from ``slot`` on; whether each begins an episode.
 
     Where the ring stacks frames, the older frames of the first slot's stack come before them.
@@ -321,7 +330,8 @@ def _frames(ring: Ring, env: Array, slot: Array, length: int) -> tuple[Array, Bo
         *(1,) * slot.ndim, -1
     )
     env, where = env[..., None], (slot[..., None] + offsets) % ring.capacity
-    return ring.observation[env, where], ring.age[env, where] == 0
+    frames = jax.tree.map(lambda leaf: leaf[env, where], ring.observation)
+    return frames, ring.age[env, where] == 0
 
 
 def _masked(values: Array, mask: Bool[Array, "..."]) -> Array:

@@ -328,8 +328,17 @@ def refuse_elsewhere(name: str, config: TrainConfig) -> None:
         (EmulatorSettings, "emulators (atari/)"),
     ):
         if name in {field.name for field in dataclasses.fields(record)}:
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} has no use on {config.env}: it is a setting of {who}")
+            raise ValueError(f"{_flag(name)} has no use on {config.env}: it is a setting of {who}")
+    for family in FAMILIES.values():
+        protocol: Any = family.protocol
+        if protocol and name in {field.name for field in dataclasses.fields(protocol)}:
+            # The names that ``patterns`` spells out are played in one way only.
+            who = next(iter((*family.names(), *family.patterns))).partition("/")[0]
+            raise ValueError(f"{_flag(name)} has no use on {config.env}: it is a setting of {who}/")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def flat(config: TrainConfig) -> dict[str, Any]:

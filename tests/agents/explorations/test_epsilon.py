@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from spectral_bellman.agents.explorations import Epsilon, ExplorationConfig
-from spectral_bellman.agents.explorations.api import Setting, choose
+from spectral_bellman.agents.explorations.api import ExplorationContext, choose
 
 from ..matrices import floats
 from ..quick import quick
 
-SETTING = Setting(dimension=4, discount=0.9, warmup_steps=100, round_items=512, largest_value=10.0)
+SETTING = ExplorationContext(
+    dimension=4, discount=0.9, warmup_steps=100, round_items=512, largest_value=10.0
+)
 RNG = np.random.default_rng(0)
 VALUES = RNG.normal(size=(300, 3))
 
@@ -31,7 +33,7 @@ def test_actions_are_greedy_in_q_and_nothing_is_kept():
     exploration = Epsilon().build(SETTING)
     phi, theta = RNG.normal(size=(5, 3, 4)), RNG.normal(size=4)
     actor = exploration.init_actor(5, jax.random.key(0))
-    noise = exploration.no_noise()
+    noise = exploration.init_noise()
     assert jax.tree.leaves((noise, actor, exploration.init(jax.random.key(0)))) == []
     values = exploration.values(floats(theta), noise, actor, floats(phi))
     np.testing.assert_allclose(values, phi @ theta, rtol=1e-4)

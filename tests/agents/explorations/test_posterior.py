@@ -9,8 +9,8 @@ import pytest
 
 from spectral_bellman import posterior
 from spectral_bellman.agents import Progress
-from spectral_bellman.agents.explorations import UCB, Evidence, Thompson
-from spectral_bellman.agents.explorations.api import Setting
+from spectral_bellman.agents.explorations import UCB, ReplayFeatures, Thompson
+from spectral_bellman.agents.explorations.api import ExplorationContext
 from spectral_bellman.agents.explorations.posterior import posterior_noise
 
 from ..matrices import floats
@@ -18,7 +18,9 @@ from ..quick import quick
 
 N, A, D = 5, 3, 4
 RIDGE, SCALE = 0.1, 0.7
-SETTING = Setting(dimension=D, discount=0.75, warmup_steps=100, round_items=64, largest_value=2.0)
+SETTING = ExplorationContext(
+    dimension=D, discount=0.75, warmup_steps=100, round_items=64, largest_value=2.0
+)
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(12, D))
 SIGMA = RIDGE * np.eye(D) + ROWS.T @ ROWS
@@ -31,9 +33,9 @@ def progress(agent_steps: int) -> Progress:
     return Progress(jnp.asarray(agent_steps), jnp.asarray(0))
 
 
-def evidence(phi: np.ndarray, weight: np.ndarray) -> Evidence:
+def replay_features(phi: np.ndarray, weight: np.ndarray) -> ReplayFeatures:
     count = len(phi)
-    return Evidence(
+    return ReplayFeatures(
         phi=floats(phi),
         phi_next=jnp.zeros((count, A, D)),
         reward=jnp.zeros(count),
@@ -61,7 +63,7 @@ def test_what_is_published_is_the_noise_of_the_weighted_rows(config, weighted):
     key = jax.random.key(0)
     kept = exploration.init(key)
     np.testing.assert_array_equal(exploration.publish(kept, None, progress(0), key)[1], kept)
-    kept, noise = quick(exploration.publish)(kept, evidence(ROWS, weight), progress(0), key)
+    kept, noise = quick(exploration.publish)(kept, replay_features(ROWS, weight), progress(0), key)
     expected = np.sqrt(scale) * np.linalg.inv(np.linalg.cholesky(sigma)).T
     np.testing.assert_allclose(noise, expected, rtol=1e-4, atol=1e-5)
     # Between two precision matrices the schedule goes on.
@@ -90,7 +92,7 @@ def test_thompson_values():
     expected = np.einsum("nad,nd->na", PHI, drawn)
     found = exploration.values(floats(THETA), floats(noise), z, floats(PHI))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert exploration.follow(noise, z) is z
+    assert exploration.update_actor(noise, z) is z
 
 
 def test_thompson_noise_is_bounded_when_asked():
@@ -117,7 +119,7 @@ def test_ucb_adds_the_bonus_of_the_posterior():
 def test_without_noise_all_are_greedy_in_q(config):
     exploration = config().build(SETTING)
     actor = exploration.init_actor(N, jax.random.key(0))
-    found = exploration.values(floats(THETA), exploration.no_noise(), actor, floats(PHI))
+    found = exploration.values(floats(THETA), exploration.init_noise(), actor, floats(PHI))
     np.testing.assert_allclose(found, PHI @ THETA, rtol=1e-4)
     assert [float(exploration.epsilon(jnp.asarray(n))) for n in (0, 10_000)] == [0, 0]
 

@@ -10,24 +10,26 @@ import numpy as np
 import pytest
 
 from spectral_bellman.agents import Progress
-from spectral_bellman.agents.explorations import Evidence, Propagated
-from spectral_bellman.agents.explorations.api import Setting
+from spectral_bellman.agents.explorations import Propagated, ReplayFeatures
+from spectral_bellman.agents.explorations.api import ExplorationContext
 from spectral_bellman.agents.explorations.propagated import Draws, propagated_parameters
 
 from ..matrices import floats
 from ..quick import quick
 
 N, A, D = 5, 3, 4
-SETTING = Setting(dimension=D, discount=0.9, warmup_steps=100, round_items=512, largest_value=10.0)
+SETTING = ExplorationContext(
+    dimension=D, discount=0.9, warmup_steps=100, round_items=512, largest_value=10.0
+)
 RNG = np.random.default_rng(0)
 ROWS, ROWS_NEXT = RNG.normal(size=(6, D)), RNG.normal(size=(6, A, D)) / 4
 REWARD = RNG.normal(size=6)
 PHI = RNG.normal(size=(N, A, D))
 
 
-def evidence(phi, phi_next, reward, discount, weight) -> Evidence:
+def replay_features(phi, phi_next, reward, discount, weight) -> ReplayFeatures:
     values = (floats(x) for x in (phi, phi_next, reward, discount, weight))
-    return Evidence(*values, slot=jnp.arange(len(phi)))
+    return ReplayFeatures(*values, slot=jnp.arange(len(phi)))
 
 
 def factor_of(phi, weight, ridge):
@@ -35,7 +37,9 @@ def factor_of(phi, weight, ridge):
     return floats(np.linalg.cholesky(ridge * np.eye(phi.shape[1]) + scatter))
 
 
-def solved(given: Evidence, *, ridge, iterations, noise=None, prior=None, start=None, bound=100.0):
+def solved(
+    given: ReplayFeatures, *, ridge, iterations, noise=None, prior=None, start=None, bound=100.0
+):
     """The parameters of the draws; without noise there is one."""
     noise = np.zeros((len(given.phi), 1)) if noise is None else noise
     shape = (noise.shape[1], given.phi.shape[1])
@@ -58,7 +62,7 @@ def test_values_are_those_of_the_draw_that_each_environment_follows():
     actor = exploration.init_actor(N, jax.random.key(0))
     actor = actor._replace(draw=jnp.asarray([0, 1, 1, 0, 1]))
     noise = Draws(floats(draws), jnp.asarray([4, 7, 2]))
-    followed = exploration.follow(noise, actor)
+    followed = exploration.update_actor(noise, actor)
     values = exploration.values(theta, noise, followed, floats(PHI))
     expected = np.einsum("nad,nd->na", PHI, draws[[0, 1, 1, 0, 1]])
     np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
@@ -70,15 +74,15 @@ def test_an_episode_keeps_its_draw_when_another_takes_its_place():
     exploration = Propagated(propagated_draws=2).build(SETTING)
     first, second, third = (floats(RNG.normal(size=(2, D))) for _ in range(3))
     actor = exploration.init_actor(2, jax.random.key(0))._replace(draw=jnp.asarray([0, 1]))
-    actor = exploration.follow(Draws(first, jnp.asarray([5, 5])), actor)
+    actor = exploration.update_actor(Draws(first, jnp.asarray([5, 5])), actor)
     np.testing.assert_array_equal(actor.parameters, first)
-    actor = exploration.follow(Draws(second, jnp.asarray([6, 5])), actor)
+    actor = exploration.update_actor(Draws(second, jnp.asarray([6, 5])), actor)
     np.testing.assert_array_equal(actor.parameters, [first[0], second[1]])
-    actor = exploration.follow(Draws(third, jnp.asarray([6, 6])), actor)
+    actor = exploration.update_actor(Draws(third, jnp.asarray([6, 6])), actor)
     np.testing.assert_array_equal(actor.parameters, [first[0], second[1]])
     # An episode that begins takes the draw as it is.
     fresh = exploration.init_actor(2, jax.random.key(1))._replace(draw=jnp.asarray([0, 1]))
-    fresh = exploration.follow(Draws(third, jnp.asarray([6, 6])), fresh)
+    fresh = exploration.update_actor(Draws(third, jnp.asarray([6, 6])), fresh)
     np.testing.assert_array_equal(fresh.parameters, third)
 
 
@@ -110,7 +114,7 @@ def test_propagation_without_noise_is_value_iteration(iterations, started):
     for _ in range(iterations):
         values = rewards + discounts * values.max(axis=1)[after]
     phi_next = np.eye(8).reshape(4, 2, 8)[after.ravel()]
-    given = evidence(np.eye(8), phi_next, rewards.ravel(), discounts.ravel(), np.ones(8))
+    given = replay_features(np.eye(8), phi_next, rewards.ravel(), discounts.ravel(), np.ones(8))
     noise = np.zeros((8, 3))
     found = solved(given, noise=noise, ridge=1e-7, iterations=iterations, start=start)
     expected = np.broadcast_to(values.ravel(), (3, 8))
@@ -118,7 +122,7 @@ def test_propagation_without_noise_is_value_iteration(iterations, started):
 
 
 def test_targets_are_clipped_to_the_bound():
-    given = evidence(np.eye(2), np.zeros((2, 1, 2)), [5.0, -5.0], np.zeros(2), np.ones(2))
+    given = replay_features(np.eye(2), np.zeros((2, 1, 2)), [5.0, -5.0], np.zeros(2), np.ones(2))
     found = solved(given, ridge=1e-7, iterations=2, bound=1.5)
     np.testing.assert_allclose(found, [[1.5, -1.5]], rtol=1e-5)
 
@@ -126,7 +130,7 @@ def test_targets_are_clipped_to_the_bound():
 def test_a_weight_of_two_is_the_transition_given_twice():
     def solve(index, weight):
         discount = np.full(len(index), 0.5)
-        given = evidence(ROWS[index], ROWS_NEXT[index], REWARD[index], discount, weight)
+        given = replay_features(ROWS[index], ROWS_NEXT[index], REWARD[index], discount, weight)
         return solved(given, ridge=0.1, iterations=5)
 
     weighted = solve([0, 1, 2, 3, 4, 5], np.array([1, 2, 1, 1, 1, 1.0]))
@@ -142,7 +146,7 @@ def test_noise_and_prior_of_one_backup_by_hand():
     """
     phi, weight = ROWS[:5], np.array([1, 4, 0.25, 0, 9])
     noise, prior = RNG.normal(size=(5, 2)), RNG.normal(size=(2, D))
-    given = evidence(phi, np.zeros((5, A, D)), np.zeros(5), np.ones(5), weight)
+    given = replay_features(phi, np.zeros((5, A, D)), np.zeros(5), np.ones(5), weight)
     found = solved(given, noise=noise, prior=prior, ridge=0.1, iterations=1)
     sigma = 0.1 * np.eye(D) + phi.T @ (phi * weight[:, None])
     factors = np.array([1, 2, 0.25, 0, 3])
@@ -155,7 +159,7 @@ def test_every_round_replaces_the_oldest_and_the_others_go_on():
     config = Propagated(propagated_draws=3, propagated_iterations=40, propagated_variance=0.5)
     exploration = config.build(SETTING)
     publish = quick(exploration.publish)
-    given = evidence(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
+    given = replay_features(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
     kept = exploration.init(jax.random.key(0))
     for number in range(4):
         before, before_keys = kept.draws, jax.random.key_data(kept.keys)
@@ -171,7 +175,7 @@ def test_every_round_replaces_the_oldest_and_the_others_go_on():
     shuffled = jax.tree.map(lambda x: x[order], given)
     _, again = publish(kept, shuffled, progress(3), jax.random.key(3))
     np.testing.assert_allclose(again.parameters, draws.parameters, rtol=1e-3, atol=1e-4)
-    # Without evidence nothing moves.
+    # Without replay features nothing moves.
     same, published = exploration.publish(kept, None, progress(4), jax.random.key(4))
     assert same is kept
     assert published is kept.draws
@@ -182,7 +186,7 @@ def test_draws_are_replaced_in_turn_where_only_some_rounds_have_evidence():
     exploration = config.build(SETTING)
     assert exploration.every == 5
     publish = quick(exploration.publish)
-    given = evidence(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
+    given = replay_features(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
     kept, found = exploration.init(jax.random.key(0)), []
     for number in (0, 5, 10, 15):
         kept, draws = publish(kept, given, progress(number), jax.random.key(number))
@@ -192,7 +196,7 @@ def test_draws_are_replaced_in_turn_where_only_some_rounds_have_evidence():
 
 def test_value_iteration_goes_on_from_the_round_before():
     """Two rounds of 2 backups, with one noise, are one of 4."""
-    given = evidence(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
+    given = replay_features(ROWS, ROWS_NEXT, REWARD, np.full(6, 0.5), np.ones(6))
     start, draws = None, Propagated(propagated_draws=2, propagated_variance=0.0)
     for iterations in (2, 2):
         start = solved(given, ridge=0.1, iterations=iterations, start=start)
@@ -217,7 +221,7 @@ def test_the_noise_has_the_variance_that_was_asked():
         propagated_draws=draws, propagated_iterations=1, propagated_variance=variance, ridge=ridge
     )
     exploration = config.build(SETTING)
-    given = evidence(ROWS, np.zeros((6, A, D)), np.zeros(6), np.zeros(6), np.ones(6))
+    given = replay_features(ROWS, np.zeros((6, A, D)), np.zeros(6), np.zeros(6), np.ones(6))
     kept = exploration.init(jax.random.key(0))
     _, found = quick(exploration.publish)(kept, given, progress(0), jax.random.key(1))
     parameters = np.asarray(found.parameters)

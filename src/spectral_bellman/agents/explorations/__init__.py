@@ -1,6 +1,6 @@
 """How an agent explores. Each way is a file of its own, and a line here."""
 
-from spectral_bellman.agents.explorations.api import Evidence, Exploration, ExplorationConfig
+from spectral_bellman.agents.explorations.api import Exploration, ExplorationConfig, ReplayFeatures
 from spectral_bellman.agents.explorations.epsilon import Epsilon, Ladder
 from spectral_bellman.agents.explorations.posterior import UCB, Thompson
 from spectral_bellman.agents.explorations.propagated import Propagated
@@ -11,10 +11,10 @@ for _choice in (Epsilon, Ladder, Thompson, UCB, Propagated):
 __all__ = [
     "UCB",
     "Epsilon",
-    "Evidence",
     "Exploration",
     "ExplorationConfig",
     "Ladder",
     "Propagated",
+    "ReplayFeatures",
     "Thompson",
 ]

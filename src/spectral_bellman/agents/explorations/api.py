@@ -1,8 +1,8 @@
 """An exploration: one way to choose actions from φᵀθ̂, as a record of functions.
 
-A policy carries the ``noise`` of its exploration: nothing for ε-greedy, √σ L⁻ᵀ for Thompson
-sampling and UCB, drawn parameters for propagated noise. An actor keeps for each environment what
-belongs to an episode: the z of Thompson sampling, the draw that it acts on.
+The learner publishes the ``noise`` of a policy, which all environments share: nothing for ε-greedy,
+√σ L⁻ᵀ for Thompson sampling and UCB, drawn parameters for propagated noise. The actor state belongs
+to one environment, often for an episode: the z of Thompson sampling, the draw that it acts on.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from spectral_bellman.agents.choices import Choice, require_all
 ROWS_PER_FEATURE = 50
 
 
-class Evidence(NamedTuple):
-    """What the replay holds, as rows that each stand for ``weight`` transitions."""
+class ReplayFeatures(NamedTuple):
+    """Features of n rows of the replay. Each row stands for ``weight`` transitions."""
 
     phi: Float[Array, "n d"]
     """φ(s, a) with the features that are published."""
@@ -30,13 +30,16 @@ class Evidence(NamedTuple):
     """φ(s', ·)."""
     reward: Float[Array, " n"]
     discount: Float[Array, " n"]
-    """γ, or 0 where the episode ended."""
+    """γ, or 0 where the episode terminated. With n-step targets, reward and discount span n steps,
+    and s' is the state after them."""
     weight: Float[Array, " n"]
+    """0 where the row is padding: ignore such rows."""
     slot: Int[Array, " n"]
-    """A number that stays with a transition for as long as the replay holds it."""
+    """The row's place in the replay. It does not change while the replay holds the row; later a new
+    row has the same place."""
 
 
-class Setting(NamedTuple):
+class ExplorationContext(NamedTuple):
     """What an exploration may know of the agent that uses it."""
 
     dimension: int
@@ -53,14 +56,15 @@ class Setting(NamedTuple):
 class Exploration(NamedTuple):
     """One way to explore."""
 
-    no_noise: Callable[[], Any]
+    init_noise: Callable[[], Any]
     """The noise of a policy that has seen nothing."""
     init_actor: Callable[[int, RandomKey], Any]
-    """(N, key) -> what N environments keep for an episode, leaves (N, …)."""
-    follow: Callable[[Any, Any], Any]
-    """(noise, actor) -> the actor after a new policy may have come."""
+    """(N, key) -> the actor state of N environments at the start of an episode, leaves (N, …)."""
+    update_actor: Callable[[Any, Any], Any]
+    """(noise, actor) -> the actor state for this step, which is kept for the next step. Called at
+    every step before ``values``; ``noise`` changes when a new policy is published."""
     values: Callable[[Array, Any, Any, Float[Array, "N A d"]], Float[Array, "N A"]]
-    """(θ̂, noise, actor, φ) -> the values that each environment is greedy in."""
+    """(θ̂, noise, actor, φ) -> values; each environment takes the action with the largest value."""
     epsilon: Callable[[Int[Array, ""]], Float[Array, ""]]
     """Agent steps -> ε of the policy."""
     own_epsilon: Callable[[Any], Float[Array, "..."]] = lambda actor: jnp.zeros(())
@@ -68,11 +72,12 @@ class Exploration(NamedTuple):
     rows: int = 0
     """Rows of the replay that ``publish`` needs; 0 where it needs none."""
     every: int = 1
-    """Rounds between publications with rows; between them ``publish`` gets no evidence."""
+    """k: ``publish`` gets rows in every k-th round, and None in the other rounds."""
     init: Callable[[RandomKey], Any] = lambda key: ()
-    """key -> what the learner keeps."""
+    """key -> the learner's state of the exploration."""
     publish: Callable[[Any, Any, Progress, RandomKey], tuple[Any, Any]] | None = None
-    """(kept, evidence or None, progress, key) -> what the learner keeps, the policy's noise."""
+    """(state, replay features or None, progress, key) -> the learner's new state, the policy's
+    noise. None: every policy has ``init_noise()``."""
     diagnose: Callable[[Any, Array, Array, RandomKey], Terms] = lambda *_: {}
     """(noise, φ (B, A, d), φ of the actions taken (B, d), key) -> diagnostics."""
 
@@ -87,7 +92,7 @@ class ExplorationConfig(Choice):
     any_scale: ClassVar[bool] = True
     """Whether it works where values are rescaled."""
 
-    def build(self, setting: Setting) -> Exploration:
+    def build(self, context: ExplorationContext) -> Exploration:
         """The functions."""
         raise NotImplementedError(f"{type(self).__name__} needs a method build")
 
@@ -101,8 +106,9 @@ class ExplorationConfig(Choice):
 class PrecisionConfig(ExplorationConfig):
     """An exploration by the precision matrix Σ = λI + Σ_D φφᵀ.
 
-    λ_min(Σ) of n random rows is too low by a factor of about (1 − √(d/n))², so that n is 50 d by
-    default. Σ is then rebuilt so rarely that it costs at most a quarter of the learning.
+    Estimated from n random rows, λ_min(Σ) is about (1 − √(d/n))² times its true value. The default
+    is therefore n = 50 d. Σ is then rebuilt so rarely that it costs at most a quarter of the
+    learning.
     """
 
     needs_features: ClassVar[bool] = True
@@ -114,7 +120,8 @@ class PrecisionConfig(ExplorationConfig):
     """Transitions that Σ is built from, scaled up to all; the whole replay if it holds no more.
     0: 50 for each feature."""
     precision_rounds: int = 0
-    """Rounds between rebuilding Σ. 0: as few as cost at most a quarter of the learning."""
+    """k: Σ is rebuilt in every k-th round. 0: as often as possible, as long as Σ costs at most a
+    quarter of the learning."""
 
     def __post_init__(self) -> None:
         require_all(
@@ -125,15 +132,15 @@ class PrecisionConfig(ExplorationConfig):
         """Transitions that Σ is built from."""
         return self.precision_samples or ROWS_PER_FEATURE * dimension
 
-    def rounds(self, setting: Setting) -> int:
-        """Rounds between rebuilding Σ.
+    def rounds(self, context: ExplorationContext) -> int:
+        """k: Σ is rebuilt in every k-th round.
 
         A row costs one forward pass, or two where s' is read too. A transition that is learned
         from costs about four: a forward pass, a backward pass (two more), and the target network's
         forward pass.
         """
-        affordable = max(setting.round_items, 1)  # a quarter of four passes for each
-        passes = self.passes * self.rows(setting.dimension)
+        affordable = max(context.round_items, 1)  # passes: a quarter of four for each item
+        passes = self.passes * self.rows(context.dimension)
         return self.precision_rounds or -(-passes // affordable)
 
 

@@ -9,7 +9,11 @@ from jaxtyping import Array
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents import schedules
 from spectral_bellman.agents.choices import require_all
-from spectral_bellman.agents.explorations.api import Exploration, ExplorationConfig, Setting
+from spectral_bellman.agents.explorations.api import (
+    Exploration,
+    ExplorationConfig,
+    ExplorationContext,
+)
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,16 @@ class Epsilon(ExplorationConfig):
     def __post_init__(self) -> None:
         require_all(self, share=("epsilon_start", "epsilon_end"), not_negative=("epsilon_steps",))
 
-    def build(self, setting: Setting) -> Exploration:
+    def build(self, context: ExplorationContext) -> Exploration:
         """No noise, and a schedule for ε."""
         return Exploration(
-            no_noise=lambda: (),
+            init_noise=lambda: (),
             init_actor=lambda num_envs, key: (),
-            follow=lambda noise, actor: actor,
+            update_actor=lambda noise, actor: actor,
             values=lambda theta, noise, actor, phi: phi @ theta,
             epsilon=lambda agent_steps: schedules.linear(
                 agent_steps,
-                setting.warmup_steps,
+                context.warmup_steps,
                 self.epsilon_steps,
                 self.epsilon_start,
                 self.epsilon_end,
@@ -59,7 +63,7 @@ class Ladder(ExplorationConfig):
     def __post_init__(self) -> None:
         require_all(self, share=("ladder_base", "ladder_single"), not_negative=("ladder_power",))
 
-    def build(self, setting: Setting) -> Exploration:
+    def build(self, context: ExplorationContext) -> Exploration:
         """No noise. Each environment keeps its ε; the policy's ε is 0 after the warm-up."""
 
         def init_actor(num_envs: int, key: RandomKey) -> Array:
@@ -69,9 +73,9 @@ class Ladder(ExplorationConfig):
             return self.ladder_base ** (1 + self.ladder_power * rung)
 
         return Exploration(
-            no_noise=lambda: (),
+            init_noise=lambda: (),
             init_actor=init_actor,
-            follow=lambda noise, actor: actor,
+            update_actor=lambda noise, actor: actor,
             values=lambda theta, noise, actor, phi: phi @ theta,
             epsilon=lambda agent_steps: jnp.zeros(()),
             own_epsilon=lambda actor: actor,

@@ -14,16 +14,16 @@ from spectral_bellman.agents import schedules
 from spectral_bellman.agents.api import Progress, Terms
 from spectral_bellman.agents.choices import require_all
 from spectral_bellman.agents.explorations.api import (
-    Evidence,
     Exploration,
+    ExplorationContext,
     PrecisionConfig,
-    Setting,
+    ReplayFeatures,
 )
 
 
 @dataclass(frozen=True)
 class NoiseConfig(PrecisionConfig):
-    """Noise of variance σ_exp = λ_min(Σ)/(d(1 − γ)) along Σ⁻¹."""
+    """Gaussian noise with covariance σ_exp Σ⁻¹, where σ_exp = λ_min(Σ)/(d(1 − γ))."""
 
     noise_scale: float = 1.0
     """Factor on the variance σ_exp."""
@@ -34,43 +34,47 @@ class NoiseConfig(PrecisionConfig):
         super().__post_init__()
         require_all(self, not_negative=("noise_scale", "noise_anneal_steps"))
 
-    def record(
+    def with_noise(
         self,
-        setting: Setting,
+        context: ExplorationContext,
         init_actor: Callable[[int, RandomKey], Any],
         values: Callable[[Array, Array, Any, Array], Array],
     ) -> Exploration:
-        """An exploration with √σ L⁻ᵀ for its noise. The learner keeps it before it is scaled."""
-        d = setting.dimension
+        """An exploration whose noise is √σ L⁻ᵀ.
+
+        The learner's state is √σ_exp L⁻ᵀ; ``noise_scale`` and the annealing apply when it is
+        published.
+        """
+        d = context.dimension
 
         def publish(
-            kept: Array, evidence: Evidence | None, progress: Progress, _: RandomKey
+            state: Array, replay: ReplayFeatures | None, progress: Progress, _: RandomKey
         ) -> tuple[Array, Array]:
-            if evidence is not None:
-                factor = precision_factor(evidence.phi, evidence.weight, self.ridge)
-                scale = posterior.exploration_scale_from_factor(factor, setting.discount)
-                kept = posterior_noise(factor, scale)
-            return kept, self.deviation(setting, progress) * kept
+            if replay is not None:
+                factor = precision_factor(replay.phi, replay.weight, self.ridge)
+                scale = posterior.exploration_scale_from_factor(factor, context.discount)
+                state = posterior_noise(factor, scale)
+            return state, self.deviation(context, progress) * state
 
         return Exploration(
             init=lambda key: jnp.zeros((d, d)),
-            no_noise=lambda: jnp.zeros((d, d)),
+            init_noise=lambda: jnp.zeros((d, d)),
             init_actor=init_actor,
-            follow=lambda noise, actor: actor,
+            update_actor=lambda noise, actor: actor,
             values=values,
             epsilon=lambda agent_steps: jnp.zeros(()),
             rows=self.rows(d),
-            every=self.rounds(setting),
+            every=self.rounds(context),
             publish=publish,
             diagnose=_diagnose,
         )
 
-    def deviation(self, setting: Setting, progress: Progress) -> Array | float:
+    def deviation(self, context: ExplorationContext, progress: Progress) -> Array | float:
         """The factor on √σ_exp by the number of agent steps taken."""
         start = self.noise_scale**0.5
         if not self.noise_anneal_steps:
             return start
-        steps, begin = self.noise_anneal_steps, setting.warmup_steps
+        steps, begin = self.noise_anneal_steps, context.warmup_steps
         return schedules.linear(progress.agent_steps, begin, steps, start, 0.0)
 
 
@@ -82,19 +86,19 @@ class Thompson(NoiseConfig):
     noise_bound: bool = False
     """Bound ‖θ_TS − θ̂‖ by R_max/(1 − γ)."""
 
-    def build(self, setting: Setting) -> Exploration:
-        """z for an actor; θ_TS follows the policy when it moves."""
+    def build(self, context: ExplorationContext) -> Exploration:
+        """Each environment keeps its z. θ_TS is computed from z with every new policy."""
 
         def init_actor(num_envs: int, key: RandomKey) -> Array:
-            return jax.random.normal(jax.random.split(key)[0], (num_envs, setting.dimension))
+            return jax.random.normal(jax.random.split(key)[0], (num_envs, context.dimension))
 
         def values(theta: Array, noise: Array, z: Array, phi: Array) -> Array:
             moved = product(z, noise.T)
             if self.noise_bound:
-                moved = posterior.bound_noise(moved, setting.largest_value)
+                moved = posterior.bound_noise(moved, context.largest_value)
             return jnp.einsum("nad,nd->na", phi, theta[None] + moved)
 
-        return self.record(setting, init_actor, values)
+        return self.with_noise(context, init_actor, values)
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,13 @@ class UCB(NoiseConfig):
 
     name: ClassVar[str] = "ucb"
 
-    def build(self, setting: Setting) -> Exploration:
+    def build(self, context: ExplorationContext) -> Exploration:
         """Nothing is drawn."""
 
         def values(theta: Array, noise: Array, actor: Any, phi: Array) -> Array:
             return phi @ theta + jnp.linalg.norm(phi @ noise, axis=-1)
 
-        return self.record(setting, lambda num_envs, key: (), values)
+        return self.with_noise(context, lambda num_envs, key: (), values)
 
 
 def precision_factor(
