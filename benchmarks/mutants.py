@@ -105,8 +105,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/explorations/propagated.py",
-        "                kept.draws.parameters,",
-        "0 * kept.draws.parameters,",
+        "                state.draws.parameters,",
+        "0 * state.draws.parameters,",
     ),
     Mutant("agents/representations/linear.py", "cov[1:, 1:]", "cov"),
     Mutant(

@@ -2,7 +2,8 @@
 
 The learner publishes the ``noise`` of a policy, which all environments share: nothing for ε-greedy,
 √σ L⁻ᵀ for Thompson sampling and UCB, drawn parameters for propagated noise. The actor state belongs
-to one environment, often for an episode: the z of Thompson sampling, the draw that it acts on.
+to one environment, often for an episode: z for Thompson sampling, or the draw of parameters that
+the environment acts on for propagated noise.
 """
 
 from collections.abc import Callable
@@ -88,9 +89,10 @@ class ExplorationConfig(Choice):
 
     kind: ClassVar[str] = "exploration"
     needs_features: ClassVar[bool] = False
-    """Whether it reads φ itself and not only Q = φᵀθ̂."""
+    """Whether it uses φ other than through Q = φᵀθ̂."""
     any_scale: ClassVar[bool] = True
-    """Whether it works where values are rescaled."""
+    """Whether it works with value rescaling, where φᵀθ̂ is f(Q): it must not compute backups from
+    rewards."""
 
     def build(self, context: ExplorationContext) -> Exploration:
         """The functions."""

@@ -23,7 +23,10 @@ from spectral_bellman.agents.explorations.api import (
 
 @dataclass(frozen=True)
 class NoiseConfig(PrecisionConfig):
-    """Gaussian noise with covariance σ_exp Σ⁻¹, where σ_exp = λ_min(Σ)/(d(1 − γ))."""
+    """Gaussian noise with covariance σ Σ⁻¹.
+
+    σ is ``noise_scale`` · σ_exp, annealed, where σ_exp = λ_min(Σ)/(d(1 − γ)).
+    """
 
     noise_scale: float = 1.0
     """Factor on the variance σ_exp."""
@@ -87,7 +90,7 @@ class Thompson(NoiseConfig):
     """Bound ‖θ_TS − θ̂‖ by R_max/(1 − γ)."""
 
     def build(self, context: ExplorationContext) -> Exploration:
-        """Each environment keeps its z. θ_TS is computed from z with every new policy."""
+        """Each environment keeps its z. θ_TS is computed from z and the policy at every step."""
 
         def init_actor(num_envs: int, key: RandomKey) -> Array:
             return jax.random.normal(jax.random.split(key)[0], (num_envs, context.dimension))

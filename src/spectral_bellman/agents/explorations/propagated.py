@@ -59,9 +59,10 @@ class Propagated(PrecisionConfig):
     propagated_variance: float = 0.01
     """Variance of the noise on each target."""
     propagated_iterations: int = 16
-    """Backups a round; they go on from the parameters of the round before."""
+    """Backups at each rebuilding of Σ; they go on from the last parameters."""
     propagated_draws: int = 8
-    """Draws state; each round the oldest is replaced, and an episode takes one."""
+    """K, the number of draws. At each rebuilding of Σ the oldest is replaced; an episode acts on
+    one of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
