@@ -12,7 +12,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from spectral_bellman.commands import keeping, planning
+from spectral_bellman.commands import keeping, planning, train
 from spectral_bellman.commands import suite as suites
 from spectral_bellman.commands.keeping import keep_finished
 from spectral_bellman.commands.planning import plan
@@ -326,6 +326,23 @@ def test_every_suite_says_on_any_machine_what_it_would_run(name, backend, tmp_pa
     assert "refuse" not in said
     finished = int(re.search(r"(\d+) runs are finished", said)[1])
     assert (finished > 0) == (name not in WITHOUT_FINISHED_RUNS)
+
+
+def test_the_commands_of_every_suite_are_understood(tmp_path, monkeypatch):
+    """Runs with settings of their own: the flags that the suite writes give the planned config."""
+    found = []
+    monkeypatch.setattr(train, "describe", lambda config, *_: found.append(config))
+    lengths = {"frames", "seeds", "eval_frames", "log_frames", "replay_capacity"}
+    blocks = [block for wanted in SUITES.values() for block in wanted.blocks]
+    one = [block._replace(envs=block.envs[:1]) for block in blocks if set(block.settings) - lengths]
+    lines = planning.lines_of(Suite("own settings", tuple(one), table=""))
+    kinds = {(c.preset, str(planning.changes(c))): c for c in (line.config for line in lines)}
+    for config in kinds.values():
+        job = planning.Job(config, tmp_path / "run", "")
+        train.train([*suites._arguments(job, 1)[1:], "--dry-run"])
+        assert found.pop() == config
+    chosen = [config.agent.operator.name for config in kinds.values()]
+    assert {"n_step", "retrace", "one_step"} <= set(chosen)
 
 
 def test_a_dry_run_says_why_a_run_is_made_again(tmp_path, monkeypatch):
