@@ -99,6 +99,44 @@ def test_n_step_targets_are_n_step_for_each_step_and_theta(n: int) -> None:
             np.testing.assert_allclose(grid[t, m], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("transform", [None, 1e-2])
+def test_double_q_learning_takes_the_value_of_the_choosers_action(transform: float | None) -> None:
+    s, rng = sequence(4), np.random.default_rng(5)
+    chooser = rng.normal(size=(M, T + 1, A))
+    q = np.einsum("tad,md->mta", s["phi"], s["theta"])
+    best = np.take_along_axis(q, chooser.argmax(-1)[..., None], axis=-1)[..., 0].T
+    assert np.any(best < q.max(-1).T)  # else the maximum would do
+    epsilon = 0.0 if transform is None else transform
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return x if transform is None else np.asarray(operators.signed_hyperbolic(x, epsilon))
+
+    def inverse(x: np.ndarray) -> np.ndarray:
+        return x if transform is None else np.asarray(operators.signed_parabolic(x, epsilon))
+
+    rewards, discounts = (np.asarray(s[name])[:, None] for name in ("rewards", "discounts"))
+    expected = f(rewards + discounts * inverse(best[1:]))
+    given = (s["rewards"], s["discounts"], s["phi"][1:], s["theta"])
+    chosen = jnp.asarray(chooser, jnp.float32)
+    for found in (
+        operators.one_step_targets(*given, chosen[:, 1:], transform),
+        operators.n_step_targets(*given, 1, chosen[:, 1:], transform),
+        # A trace that is never followed leaves one step.
+        operators.retrace_targets(
+            s["phi"],
+            s["theta"],
+            s["actions"],
+            s["rewards"],
+            s["discounts"],
+            s["behaviour_prob"],
+            lambda_=0.0,
+            transform=transform,
+            chooser=chosen,
+        ),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_n_step_targets_refuse_more_steps_than_there_are() -> None:
     s = sequence(1)
     for n in (0, T + 1):
