@@ -138,6 +138,15 @@ def test_termination_is_told_from_truncation():
     np.testing.assert_array_equal(step.next_observation[0], objects[0].shown[-1].astype(np.float32))
 
 
+def test_an_episode_that_terminates_at_its_limit_is_not_truncated():
+    """Else a learner would bootstrap from the terminal state."""
+    walk, objects = walks(indices=(0,))
+    walk.reset(0)
+    objects[0].x, objects[0].steps = np.array([9.0, 0.0]), LIMIT - 1
+    step = walk.step(np.array([1]))
+    assert (bool(step.terminated[0]), bool(step.truncated[0])) == (True, False)
+
+
 def test_actions_start_where_the_space_does():
     walk, objects = walks(indices=range(3))
     walk.reset()
