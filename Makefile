@@ -54,7 +54,7 @@ types: develop
 	@$(BIN)/mypy
 
 # Programs are compiled with little optimisation, which is quicker. `make test-all` has them as users do.
-pytest: export XLA_FLAGS := --xla_backend_optimization_level=0 $(XLA_FLAGS)
+pytest: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false $(XLA_FLAGS)
 pytest: develop
 	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal -m "not slow"
 

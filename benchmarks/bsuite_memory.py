@@ -31,6 +31,7 @@ from rich.progress import Progress
 
 from spectral_bellman import train
 from spectral_bellman.disk.provenance import provenance, write_json
+from spectral_bellman.report.figures import styles, to_png
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -183,19 +184,25 @@ def _score(experiment: str, found: dict[str, int], episodes: int) -> float:
 
 def _draw(right: dict[str, Any], episodes: int, path: Path) -> None:
     """The share of right answers over the length and over the bits, a line for each agent."""
+    plt.style.use("default")  # bsuite's plots change it
     figure, panels = plt.subplots(1, len(right), figsize=(9, 3.2), sharey=True, squeeze=False)
+    look = styles(AGENTS)
     names = {"memory_len": "steps to remember one bit", "memory_size": "bits to remember"}
     for axes, (experiment, of) in zip(panels[0], right.items(), strict=True):
         for agent, found in of.items():
             order = sorted(found, key=int)
             shares = np.array([found[size] for size in order]) / episodes
-            axes.plot([int(size) for size in order], shares, marker="o", markersize=3, label=agent)
+            axes.plot([int(size) for size in order], shares, label=agent, **look[agent])
         axes.axhline(0.625, color="grey", linestyle=":", linewidth=1)
         axes.set(xlabel=names[experiment], title=experiment, ylim=(0.45, 1.02), xscale="log")
+        axes.set_xticks(ticks := (1, 2, 5, 10, 20, 40), [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.grid(alpha=0.25, lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("share of right answers,\nall 10,000 episodes")
     panels[0][-1].legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    path.write_bytes(to_png(figure))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether the tests notice forty one-line mistakes, each made in a copy of the project.
+"""Whether the tests notice one-line mistakes, each made in a copy of the project.
 
 Every mutant changes one line of ``src``. Its mirrored test file runs first, until the first
 failure, for at most two minutes. A mutant that survives is run against ``make test``'s whole suite.
@@ -120,6 +120,30 @@ MUTANTS = (
         "jnp.arange(len(mask)), last",
     ),
     Mutant("agents/backbones/recurrent.py", "jnp.where(mask, probability, jnp.inf)", "probability"),
+    Mutant(
+        "agents/backbones/recurrent.py", "jax.lax.stop_gradient(network).unroll", "network.unroll"
+    ),
+    Mutant("agents/backbones/recurrent.py", "jnp.where(mask, lengths, 0.0)", "lengths"),
+    Mutant(
+        "agents/q_agent.py",
+        "weight = jnp.where(mask, sample.weight[:, None], 0.0).ravel()",
+        "weight = jnp.where(mask, 1.0, 0.0).ravel()",
+        "tests/agents/backbones/test_recurrent.py",
+    ),
+    Mutant(
+        "agents/q_agent.py",
+        "return Batch(phi, weight, backbone.rows)",
+        "return Batch(phi, weight, 1)",
+        "tests/agents/backbones/test_recurrent.py",
+    ),
+    Mutant(
+        "agents/backups.py",
+        "share = self.priority_max_share",
+        "share = 0.0",
+        "tests/agents/backbones/test_recurrent.py",
+    ),
+    Mutant("replay/windows.py", "burn_in + self.trained + self.period", "burn_in + self.trained"),
+    Mutant("training/host_programs.py", "cut=cut: leaf[cut]", "cut=cut: leaf[: self._size]"),
     Mutant(
         "training/learner.py",
         'state, more = run("after", state, keys[2])',

@@ -154,7 +154,7 @@ def test_every_preset_learns_and_can_be_looked_at(preset):
     learner = Learner(agent)
 
     def look(key):
-        slots = agent.window.length + 4
+        slots = agent.window.room + 4
         state, ring = agent.init(key), init_ring(SCREEN, extras_of(agent), 1, slots, 1)
         items, rows = learner.held_out(ring, key)
         return agent.diagnose(state, agent.init_policy(state), items, rows, key)
@@ -177,6 +177,24 @@ def test_the_paper_preset_has_the_numbers_of_the_paper(family):
     assert (way.ridge, way.noise_scale, way.noise_anneal_steps) == (0.1, 1, 0)
     assert (config.reward_clip, config.discount) == (1, 0.99)
     assert PRESETS["sbm-dqn-ts-paper"].run["num_envs"] == 128
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_recurrent_paper_preset_has_the_numbers_of_the_paper_and_of_r2d2(family):
+    config = of("sbm-r2d2-ts-paper", family)
+    part, way, core = config.representation, config.exploration, config.backbone
+    assert (part.features, part.norm, part.alpha, part.theta_variance) == (256, "clip", 0.1, 1e-2)
+    assert config.learning_rate == part.solver.q_learning_rate == 3e-4
+    assert (config.updates - part.solver.q_steps, part.solver.q_steps) == (512, 64)
+    assert (config.batch, core.burn_in, core.trained, core.period) == (64, 40, 80, 40)
+    assert (core.lstm, core.core_inputs, core.head_hidden) == (512, "torso", (512,))
+    assert (config.operator.trace_decay, config.operator.policy_epsilon_steps) == (0.95, 250_000)
+    chosen = config.sampling
+    assert (chosen.priority_exponent, chosen.priority_max_share) == (0.9, 0.9)
+    assert chosen.importance_exponent == 0.6
+    assert (way.ridge, way.noise_scale, way.noise_anneal_steps) == (0.1, 1, 0)
+    assert (config.reward_clip, config.rescaling, config.discount) == (0, 1e-3, 0.997)
+    assert (config.gradient_clip, config.adam_epsilon) == (40, 1e-3)
 
 
 def test_a_preset_goes_before_its_family():

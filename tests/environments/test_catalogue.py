@@ -379,10 +379,11 @@ def test_other_objects_have_no_settings_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("num_envs", "updates", "q_steps", "target_rounds", "expected"),
     [
-        (256, 128, 32, 2, (8, 2, 32)),
-        (128, 576, 64, 1, (72, 8, 8)),
-        (256, 128, 0, 1, (8, 0, 16)),
-        (256, 129, 31, 1, (9, 2, 16)),
+        (256, 128, 32, 2, (8, 2, 32, 16)),
+        (128, 576, 64, 1, (72, 8, 8, 16)),
+        (256, 128, 0, 1, (8, 0, 16, 16)),
+        (256, 36, 4, 18, (9, 1, 72, 64)),
+        (256, 129, 31, 1, (129, 31, 1, 256)),
     ],
 )
 def test_atari_on_a_cpu_takes_shorter_rounds_at_the_same_rates(
@@ -390,14 +391,19 @@ def test_atari_on_a_cpu_takes_shorter_rounds_at_the_same_rates(
     updates: int,
     q_steps: int,
     target_rounds: int,
-    expected: tuple[int, int, int],
+    expected: tuple[int, int, int, int],
 ) -> None:
     family = FAMILIES["atari"]
     run = {**family.run, "num_envs": num_envs}
     agent = {"updates": updates, "q_steps": q_steps, "target_rounds": target_rounds}
     small, changes = family.machine("cpu", run, agent)
-    assert small == {"num_envs": 16, "round_steps": 16}
-    assert tuple(changes[name] for name in agent) == expected
+    assert tuple(changes[name] for name in agent) == expected[:3]
+    assert small == {"num_envs": 16, "round_steps": expected[3]}
+    # As much is learned per agent step.
+    rounds = num_envs * run["round_steps"] / (16 * expected[3])
+    assert rounds * changes["updates"] == updates
+    assert rounds * changes["q_steps"] == q_steps
+    assert changes["target_rounds"] == rounds * target_rounds
     assert family.machine("gpu", run, agent) == ({}, {})
 
 

@@ -292,3 +292,18 @@ def test_pytrees_are_stored_and_read_leaf_by_leaf(stack):
                 value = twice(value)
             jax.tree.map(np.testing.assert_array_equal, getattr(got, name), value)
         assert np.any(np.asarray(starts_of(window, trees)))
+
+
+@pytest.mark.parametrize("window", [Sequences(2, 4, 2), Sequences(3, 5, 5), NStep(4)])
+def test_a_ring_with_room_always_holds_a_window(window):
+    """Also in the middle of an episode that is longer than the ring."""
+    for extra in (0, -1):
+        history = History(0, num_envs=1, capacity=window.room + extra, round_steps=1)
+        history.ending = history.truncation = 0.0
+        if extra:
+            with pytest.raises(ValueError, match=f"raise --replay-capacity to {window.room} or"):
+                window.starts(history.ring)
+            continue
+        history.play(window.room, steps=1)
+        for _ in range(2 * window.room):
+            assert np.any(starts_of(window, history.play(1, steps=1).ring))

@@ -79,7 +79,7 @@ def diagnose(
                 f"{name}_min_eigenvalue": jnp.linalg.eigvalsh(matrix)[0],
             }
     result |= agent.exploration.diagnose(
-        policy.noise, acting, taken(acting, seen.action), noise_key
+        policy.noise, acting, taken(acting, seen.action), mask, noise_key
     )
     if part.theta_tilde is not None and part.theta_draws is not None:
         theta = part.theta_draws(theta_key, target.theta)

@@ -190,7 +190,7 @@ PRESETS = {
     "sbm-r2d2-ts": Preset(
         "SBM + R2D2 (TS)",
         {**_SBM_R2D2, "exploration": "thompson"},
-        tuned=_SBM_R2D2_TUNED,
+        tuned={**_SBM_R2D2_TUNED, "minatar": _FADING_MINATAR},
     ),
     "sbm-r2d2-ts-paper": Preset(
         "SBM + R2D2 (TS), hyper-parameters to the letter",

@@ -170,7 +170,7 @@ class QAgent:
             mine, values = actor.exploration, phi @ policy.theta
             epsilon, action_key = jnp.asarray(self.config.eval_epsilon), key
         else:
-            fresh = self.exploration.init_actor(len(timestep.first), episode_key)
+            fresh = self._begin_episode(actor.exploration, len(timestep.first), episode_key)
             mine = where_first(timestep.first, fresh, actor.exploration)
             mine = self.exploration.update_actor(policy.noise, mine)
             values = self.exploration.values(policy.theta, policy.noise, mine, phi)
@@ -180,6 +180,10 @@ class QAgent:
         if jax.tree.leaves(carry):
             extras["carry"] = carry
         return action, extras, Actor(mine, after)
+
+    def _begin_episode(self, actor: Any, num_envs: int, key: RandomKey) -> Any:
+        begin = self.exploration.begin_episode
+        return self.exploration.init_actor(num_envs, key) if begin is None else begin(actor, key)
 
     def _zero_carry(self, timestep: Timestep) -> Any:
         return self.backbone.init_carry(len(timestep.first))

@@ -14,6 +14,7 @@ the number of each block and its actions. Longer blocks are faster to train and 
 
 import base64
 import functools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -307,15 +308,16 @@ def machine(backend: str, run: Mapping[str, Any], agent: Mapping[str, Any]) -> C
     if backend != "cpu":
         return {}, {}
     num_envs = round_steps = 16
-    rounds = run["num_envs"] * run["round_steps"] // (num_envs * round_steps)
-    q_steps = agent.get("q_steps", 0)
-    others, q_steps = (-(-steps // rounds) for steps in (agent["updates"] - q_steps, q_steps))
+    steps, q_steps = run["num_envs"] * run["round_steps"] // num_envs, agent.get("q_steps", 0)
+    # A round is divided into as many as also divide the gradient steps for θ̂ and the others.
+    whole = math.gcd(steps, agent["updates"] - q_steps, q_steps)
+    rounds = max(n for n in range(1, steps // round_steps + 1) if whole % n == 0)
     changes = {
-        "updates": others + q_steps,
-        "q_steps": q_steps,
+        "updates": agent["updates"] // rounds,
+        "q_steps": q_steps // rounds,
         "target_rounds": agent.get("target_rounds", 1) * rounds,
     }
-    return {"num_envs": num_envs, "round_steps": round_steps}, changes
+    return {"num_envs": num_envs, "round_steps": steps // rounds}, changes
 
 
 def _human_scores(name: str) -> tuple[float, float] | None:

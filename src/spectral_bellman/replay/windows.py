@@ -41,6 +41,11 @@ class Window(Protocol):
         """The most steps that a window spans."""
         ...
 
+    @property
+    def room(self) -> int:
+        """Steps of an environment that always hold a window, once they are written."""
+        ...
+
     def starts(self, ring: Ring) -> Bool[Array, "N C"]:
         """The slots that name a window: exactly those at which one may begin."""
         ...
@@ -56,6 +61,11 @@ class OneStep:
 
     @property
     def length(self) -> int:
+        """One step."""
+        return 1
+
+    @property
+    def room(self) -> int:
         """One step."""
         return 1
 
@@ -96,6 +106,11 @@ class NStep:
 
     @property
     def length(self) -> int:
+        """n."""
+        return self.n
+
+    @property
+    def room(self) -> int:
         """n."""
         return self.n
 
@@ -172,6 +187,11 @@ class Sequences:
         """Burn-in and trained steps, and the step before them, which led to the first of them."""
         return 1 + self.burn_in + self.trained
 
+    @property
+    def room(self) -> int:
+        """A window, and the steps until the next one may begin."""
+        return self.burn_in + self.trained + self.period
+
     def starts(self, ring: Ring) -> Bool[Array, "N C"]:
         """The steps 0, period, 2 · period, … of every episode whose sequence is in the ring.
 
@@ -230,11 +250,10 @@ def _all(index: Array) -> tuple[slice, ...]:
 def _check_room(window: Window, ring: Ring) -> None:
     # The head and the frames under the oldest stack are not to be read.
     room = ring.capacity - 1 - max(ring.stack - 1, 0)
-    if window.length > room:
+    if window.room > room:
         raise ValueError(
-            f"a ring of {room} steps per environment cannot hold windows of {window.length} steps "
-            f"({window}): "
-            f"raise --replay-capacity to {ring.valid.shape[0] * window.length:,} or more"
+            f"a ring of {room} steps per environment is too short for {window}, which needs "
+            f"{window.room}: raise --replay-capacity to {len(ring.valid) * window.room:,} or more"
         )
 
 

@@ -148,16 +148,20 @@ class HostPrograms:
         learner, policies = init_learner(
             self._learner, self.config, jax.eval_shape(self._ring), learner_key
         )
+        # All at once: what belongs to an environment may depend on its place among all.
+        actor = self.agent.init_actor(self.config.num_envs, actor_keys(actor_key, 0)[0])
+        groups = range(self.config.on_host.groups)
+        cuts = [slice(group * self._size, (group + 1) * self._size) for group in groups]
         actors = tuple(
             HostActorState(
-                self.agent.init_actor(self._size, actor_keys(actor_key, group)[0]),
+                jax.tree.map(lambda leaf, cut=cut: leaf[cut], actor),
                 self._no_frames(self._size),
                 jnp.zeros((self._size, *self._shown.shape), self._shown.dtype),
                 jnp.ones(self._size, bool),
                 jnp.zeros(self._size),
                 jnp.zeros(self._size, jnp.int32),
             )
-            for group in range(self.config.on_host.groups)
+            for cut in cuts
         )
         return HostState(learner, policies, jax.tree.map(jnp.copy, policies[-1]), actors)
 

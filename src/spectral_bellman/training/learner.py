@@ -157,7 +157,7 @@ class Learner:
     def terms(self) -> tuple[str, ...]:
         """The names of the terms that a round of learning reports."""
         agent = self.agent
-        slots = agent.window.length + 4
+        slots = agent.window.room + 4
         ring = jax.eval_shape(lambda: init_ring(agent.observation, extras_of(agent), 1, slots, 1))
         key = jax.eval_shape(lambda: jax.random.key(0))
         number = jax.ShapeDtypeStruct((), jnp.int32)

@@ -19,7 +19,7 @@ from spectral_bellman.agents.representations import Plain, Spectral
 from spectral_bellman.agents.representations.api import AdamSolver, LeastSquares
 from spectral_bellman.environments.memory import Recall, TMaze
 from spectral_bellman.networks.recurrent import Carry, Inputs, zero_carry
-from spectral_bellman.replay import Index, Rollout, Sample, Sequence, add, init_ring, rows
+from spectral_bellman.replay import Index, Rollout, Rows, Sample, Sequence, add, init_ring, rows
 from spectral_bellman.training.learner import extras_of
 from spectral_bellman.training.rollout import collect, init_actor_state
 
@@ -127,16 +127,26 @@ def test_the_stored_state_is_read_and_the_burn_in_has_no_gradient():
     begins = np.asarray(items.first[:, : BURN + 1]).any(axis=1)
     np.testing.assert_array_equal(moved_rows, ~begins)
 
-    def total(observation):
-        return jnp.sum(agent.backbone.taken(state.network, items._replace(observation=observation)))
-
-    gradient = jax.grad(total)(items.observation)
-    assert np.abs(gradient[:, BURN:]).max() > 0
+    inputs = Inputs(items.observation, items.first, items.previous_action, items.previous_reward)
+    burnt, trained = (
+        jax.tree.map(lambda x, cut=cut: x[:, cut], inputs)
+        for cut in (slice(BURN), slice(BURN, BURN + T))
+    )
+    carry, _ = jax.vmap(state.network.unroll)(items.start["carry"], burnt)
 
     def of_network(network):
         return jnp.sum(agent.backbone.taken(network, items))
 
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.grad(of_network)(state.network)))
+    def without_burn_in(network):
+        """The same with the state after the burn-in as a number."""
+        _, hidden = jax.vmap(network.unroll)(carry, trained)
+        phi = jax.vmap(jax.vmap(network.features))(hidden)
+        return jnp.sum(jnp.take_along_axis(phi, items.action[:, BURN:, None, None], axis=2))
+
+    found, expected = (jax.grad(f)(state.network) for f in (of_network, without_burn_in))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(found)) > 0.1
 
 
 def items_of(seed: int, lengths: list[int], endings: list[str]) -> Sequence:
@@ -288,16 +298,30 @@ def test_whole_sequences_agree_with_rlax():
 
 
 def test_padding_does_not_matter():
-    """Whatever stands in padded steps, the loss, its gradient and the priorities are the same."""
+    """Whatever stands in padded steps: loss, gradient, priorities and diagnostics are the same."""
     agent = QAgent(CONFIG, SHAPE, A)
     state = quick(agent.init)(jax.random.key(3))
     items = items_of(2, LENGTHS, ENDINGS)
     mask = np.asarray(items.mask)
+    # The observation after a terminal step is padding, the one after a truncated step is not.
+    over = np.asarray(items.discount == 0) & mask
+    seen = np.concatenate([np.ones((B, 1), bool), mask & ~over], axis=1)
+    rng = np.random.default_rng(7)
 
-    def noisy(x, like):
-        shape = (*mask.shape, *(1,) * (x.ndim - 2))
-        noise = jax.random.normal(jax.random.key(7), x.shape) * 5
-        return jnp.where(mask.reshape(shape), x, noise.astype(x.dtype) if like else x)
+    def noisy(x, mask=mask):
+        x = np.asarray(x)
+        noise = rng.integers(A, size=x.shape) if x.dtype == np.int32 else 5 * rng.random(x.shape)
+        return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 2)), x, noise.astype(x.dtype))
+
+    dirty_items = items._replace(
+        observation=noisy(items.observation, seen),
+        previous_action=noisy(items.previous_action, seen),
+        previous_reward=noisy(items.previous_reward, seen),
+        action=noisy(items.action),
+        reward=noisy(items.reward),
+        discount=noisy(items.discount),
+        extras={"behaviour_prob": noisy(items.extras["behaviour_prob"])},
+    )
 
     def learned(items):
         nothing = jnp.zeros(B, jnp.int32)
@@ -305,14 +329,70 @@ def test_padding_does_not_matter():
         one = jax.tree.map(lambda x: x[None], sample)
         prepared = jax.tree.map(lambda x: x[0], agent._prepare(state, one, jax.random.key(8)))
         after, terms, priorities = agent._update(state, sample, prepared)
-        return after.network, terms, priorities
+        given = Rows(items, jnp.ones(B), nothing, jnp.float32(100))
+        policy = agent.init_policy(state)._replace(noise=jnp.eye(D))
+        shown = agent.diagnose(state, policy, items, given, jax.random.key(9))
+        return after.network, terms, priorities, shown
 
     run = quick(learned)
-    clean, dirty = run(items), run(items._replace(reward=noisy(items.reward, True)))
+    clean, dirty = run(items), run(dirty_items)
     for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(dirty), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     assert clean[2].shape == (B,)
     assert (np.asarray(clean[2]) > 0).all()
+
+
+@functools.cache
+def learning():
+    """An agent with an orthogonality term, its state, a weighted batch, and its targets."""
+    part = dataclasses.replace(CONFIG.representation, feature_orthogonality=0.3)
+    agent = QAgent(changed(representation=part), SHAPE, A)
+    state = quick(agent.init)(jax.random.key(3))
+    state = state._replace(beside=jax.tree.map(lambda x: x + 0.1, state.beside))
+    nothing = jnp.zeros(B, jnp.int32)
+    sample = Sample(items_of(2, LENGTHS, ENDINGS), jnp.linspace(0.5, 2, B), Index(nothing, nothing))
+    one = jax.tree.map(lambda x: x[None], sample)
+    prepared = quick(lambda key: agent._prepare(state, one, key))(jax.random.key(8))
+    return agent, state, sample, jax.tree.map(lambda x: x[0], prepared)
+
+
+def test_the_gradient_is_that_of_the_weighted_bellman_mse():
+    """With α = 1; the orthogonality term is a mean over pairs of steps of different sequences."""
+    agent, state, sample, prepared = learning()
+    mask = np.asarray(sample.items.mask[:, BURN:])
+    weight = (mask * np.asarray(sample.weight)[:, None]).ravel()
+    sequence = np.arange(B * T) // T
+    pairs = np.outer(weight, weight) * (sequence[:, None] != sequence[None])
+
+    def ours(trained):
+        network, beside = trained
+        rows = agent._learned(network, sample)
+        return agent.representation.loss(rows, beside, state.kept, prepared)[0]
+
+    def by_definition(trained):
+        network, beside = trained
+        phi = agent.features_taken(network, sample.items)
+        values = phi @ jax.vmap(beside)(prepared.theta).T
+        errors = jnp.mean(jnp.square(values - prepared.targets), axis=1)
+        moments = (phi[:, :, None] * phi[:, None] * (1 - jnp.eye(D))[None]).reshape(B * T, -1)
+        orthogonality = jnp.sum(pairs * (moments @ moments.T)) / pairs.sum()
+        return weight @ errors / weight.sum() + 0.3 * orthogonality
+
+    trained = (state.network, state.beside)
+    found, expected = (quick(jax.grad(f))(trained) for f in (ours, by_definition))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5)
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(found)) > 0.01
+
+
+def test_a_priority_is_mostly_the_largest_error_of_the_sequence():
+    agent, _, sample, _ = learning()
+    errors = np.random.default_rng(0).random((B, T)).astype(np.float32)
+    found = agent._priorities(jnp.asarray(errors.ravel()), sample)
+    for i, length in enumerate(LENGTHS):
+        taken = errors[i, :length]
+        expected = (0.9 * taken.max() + 0.1 * taken.mean()) ** 0.9
+        np.testing.assert_allclose(found[i], expected, rtol=1e-5)
 
 
 def test_acting_keeps_the_recurrent_state_and_resets_it_where_an_episode_begins():
@@ -332,7 +412,7 @@ def test_acting_keeps_the_recurrent_state_and_resets_it_where_an_episode_begins(
         assert np.abs(after.carry.hidden[1] - fresh.carry.hidden[1]).max() > 1e-3
 
 
-def test_the_weights_of_rows_count_each_step_of_the_replay_once():
+def test_the_weights_of_rows_add_up_to_the_steps_of_the_replay():
     agent, _, ring, _ = played()
     given = rows(ring, agent.window, jax.random.key(0), 10_000)
     weight = np.asarray(agent.row_weights(given)).reshape(-1, T)

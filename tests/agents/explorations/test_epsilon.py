@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spectral_bellman.agents.explorations import Epsilon, ExplorationConfig
+from spectral_bellman.agents.explorations import Epsilon, ExplorationConfig, Ladder
 from spectral_bellman.agents.explorations.api import ExplorationContext, choose
 
 from ..matrices import floats
@@ -64,6 +64,14 @@ def test_the_ends_of_epsilon(epsilon, probability):
     np.testing.assert_allclose(chosen, np.full(300, probability), rtol=1e-6)
     greedy = np.mean(np.asarray(action) == np.argmax(VALUES, axis=1))
     assert greedy == 1 if epsilon == 0 else abs(greedy - 1 / 3) < 0.15
+
+
+def test_an_environment_keeps_its_rung_of_the_ladder_when_an_episode_begins():
+    exploration = Ladder().build(SETTING)
+    rungs = exploration.init_actor(8, jax.random.key(0))
+    np.testing.assert_allclose(rungs, 0.4 ** (1 + np.arange(8)), rtol=1e-5)
+    later = exploration.begin_episode(rungs[4:], jax.random.key(1))
+    np.testing.assert_array_equal(later, rungs[4:])
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,10 @@ def test_the_spread_of_the_values_and_the_largest_uncertainty():
     exploration = Thompson().build(SETTING)
     noise = np.sqrt(SCALE) * np.linalg.inv(FACTOR).T
     taken = PHI[:, 0]
-    found = exploration.diagnose(floats(noise), floats(PHI), floats(taken), jax.random.key(0))
+    padded = [np.concatenate([x, 9 * np.ones_like(x)]) for x in (PHI, taken)]
+    mask = jnp.arange(2 * len(PHI)) < len(PHI)
+    given = (floats(noise), *map(floats, padded), mask)
+    found = exploration.diagnose(*given, jax.random.key(0))
     mean = taken.mean(axis=0)
     expected = np.sqrt(SCALE * mean @ np.linalg.inv(SIGMA) @ mean)
     np.testing.assert_allclose(found["max_uncertainty"], expected, rtol=1e-4)

@@ -60,7 +60,7 @@ class Exploration(NamedTuple):
     init_noise: Callable[[], Any]
     """The noise of a policy that has seen nothing."""
     init_actor: Callable[[int, RandomKey], Any]
-    """(N, key) -> the actor state of N environments at the start of an episode, leaves (N, …)."""
+    """(N, key) -> the actor state of N environments at the start, leaves (N, …)."""
     update_actor: Callable[[Any, Any], Any]
     """(noise, actor) -> the actor state for this step, which is kept for the next step. Called at
     every step before ``values``; ``noise`` changes when a new policy is published."""
@@ -68,6 +68,8 @@ class Exploration(NamedTuple):
     """(θ̂, noise, actor, φ) -> values; each environment takes the action with the largest value."""
     epsilon: Callable[[Int[Array, ""]], Float[Array, ""]]
     """Agent steps -> ε of the policy."""
+    begin_episode: Callable[[Any, RandomKey], Any] | None = None
+    """(actor, key) -> the actor state for a new episode. None: ``init_actor`` again."""
     own_epsilon: Callable[[Any], Float[Array, "..."]] = lambda actor: jnp.zeros(())
     """actor -> ε of each environment, which acts with the larger of this and the policy's ε."""
     rows: int = 0
@@ -79,8 +81,9 @@ class Exploration(NamedTuple):
     publish: Callable[[Any, Any, Progress, RandomKey], tuple[Any, Any]] | None = None
     """(state, replay features or None, progress, key) -> the learner's new state, the policy's
     noise. None: every policy has ``init_noise()``."""
-    diagnose: Callable[[Any, Array, Array, RandomKey], Terms] = lambda *_: {}
-    """(noise, φ (B, A, d), φ of the actions taken (B, d), key) -> diagnostics."""
+    diagnose: Callable[[Any, Array, Array, Array, RandomKey], Terms] = lambda *_: {}
+    """(noise, φ (B, A, d), φ of the actions taken (B, d), mask (B,), key) -> diagnostics. The mask
+    is False where a row is padding."""
 
 
 @dataclass(frozen=True)

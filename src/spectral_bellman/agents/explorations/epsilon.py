@@ -64,7 +64,7 @@ class Ladder(ExplorationConfig):
         require_all(self, share=("ladder_base", "ladder_single"), not_negative=("ladder_power",))
 
     def build(self, context: ExplorationContext) -> Exploration:
-        """No noise. Each environment keeps its ε; the policy's ε is 0 after the warm-up."""
+        """No noise. An environment has its ε for ever; the policy's ε is 0 after the warm-up."""
 
         def init_actor(num_envs: int, key: RandomKey) -> Array:
             if num_envs == 1:
@@ -78,5 +78,6 @@ class Ladder(ExplorationConfig):
             update_actor=lambda noise, actor: actor,
             values=lambda theta, noise, actor, phi: phi @ theta,
             epsilon=lambda agent_steps: jnp.zeros(()),
+            begin_episode=lambda actor, key: actor,
             own_epsilon=lambda actor: actor,
         )

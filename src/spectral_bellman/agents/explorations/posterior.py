@@ -134,11 +134,12 @@ def posterior_noise(factor: Float[Array, "d d"], scale: Float[Array, ""]) -> Flo
     return posterior.thompson_parameters(identity, mean, factor, scale).T
 
 
-def _diagnose(noise: Array, acting: Array, phi: Array, key: RandomKey) -> Terms:
+def _diagnose(noise: Array, acting: Array, phi: Array, mask: Array, key: RandomKey) -> Terms:
+    share = mask.astype(jnp.float32) / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
     z = jax.random.normal(key, (64, len(noise)))
     gaps = jnp.einsum("bad,md->bam", acting, product(z, noise.T))
     spread = jnp.std(gaps - jnp.mean(gaps, axis=1, keepdims=True), axis=2)
     return {
-        "ts_q_gap": jnp.mean(spread),
-        "max_uncertainty": jnp.linalg.norm(jnp.mean(phi, axis=0) @ noise),
+        "ts_q_gap": share @ jnp.mean(spread, axis=1),
+        "max_uncertainty": jnp.linalg.norm(share @ phi @ noise),
     }
