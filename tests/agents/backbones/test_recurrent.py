@@ -395,6 +395,17 @@ def test_a_priority_is_mostly_the_largest_error_of_the_sequence():
         np.testing.assert_allclose(found[i], expected, rtol=1e-5)
 
 
+def test_the_trace_of_a_single_step_has_length_one():
+    """Whatever the padding behind it would add."""
+    agent, state, _, _ = learning()
+    items = items_of(3, [1] * B, ["truncated", "terminated"] * (B // 2))
+    norm = agent.representation.normalise
+    found = quick(agent.backbone.diagnose, static_argnums=0)(
+        norm, state.target, state.network, items
+    )
+    assert float(found["trace_length"]) == 1.0
+
+
 def test_acting_keeps_the_recurrent_state_and_resets_it_where_an_episode_begins():
     agent, state, _, _ = played()
     policy = agent.init_policy(state)
