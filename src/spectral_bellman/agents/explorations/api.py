@@ -112,8 +112,8 @@ class PrecisionConfig(ExplorationConfig):
     """An exploration by the precision matrix Σ = λI + Σ_D φφᵀ.
 
     Estimated from n random rows, λ_min(Σ) is about (1 − √(d/n))² times its true value. The default
-    is therefore n = 50 d. Σ is then rebuilt so rarely that it costs at most a quarter of the
-    learning.
+    is therefore n = 50 d. With ``precision_rounds`` 0, Σ is rebuilt as often as costs at most a
+    quarter of the learning.
     """
 
     needs_features: ClassVar[bool] = True
