@@ -167,19 +167,19 @@ class QAgent:
         raw, after = self.backbone.step(policy.network, carry, timestep)
         phi = self.representation.normalise(raw)
         if greedy:
-            mine, values = actor.exploration, phi @ policy.theta
+            episode, values = actor.exploration, phi @ policy.theta
             epsilon, action_key = jnp.asarray(self.config.eval_epsilon), key
         else:
             fresh = self._begin_episode(actor.exploration, len(timestep.first), episode_key)
-            mine = where_first(timestep.first, fresh, actor.exploration)
-            mine = self.exploration.update_actor(policy.noise, mine)
-            values = self.exploration.values(policy.theta, policy.noise, mine, phi)
-            epsilon = jnp.maximum(policy.epsilon, self.exploration.own_epsilon(mine))
+            episode = where_first(timestep.first, fresh, actor.exploration)
+            episode = self.exploration.update_actor(policy.noise, episode)
+            values = self.exploration.values(policy.theta, policy.noise, episode, phi)
+            epsilon = jnp.maximum(policy.epsilon, self.exploration.own_epsilon(episode))
         action, prob = choose(values, epsilon, action_key)
         extras = {"behaviour_prob": prob}
         if jax.tree.leaves(carry):
             extras["carry"] = carry
-        return action, extras, Actor(mine, after)
+        return action, extras, Actor(episode, after)
 
     def _begin_episode(self, actor: Any, num_envs: int, key: RandomKey) -> Any:
         begin = self.exploration.begin_episode
