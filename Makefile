@@ -53,8 +53,9 @@ lint: develop
 types: develop
 	@$(BIN)/mypy
 
-# Programs are compiled with little optimisation, which is quicker. `make test-all` has them as users do.
-pytest: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false $(XLA_FLAGS)
+# Little optimisation, which compiles faster. `make test-all` compiles as users do.
+QUICK := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+pytest: export XLA_FLAGS := $(QUICK) $(XLA_FLAGS)
 pytest: develop
 	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal -m "not slow"
 

@@ -31,7 +31,7 @@ from rich.progress import Progress
 
 from spectral_bellman import train
 from spectral_bellman.disk.provenance import provenance, write_json
-from spectral_bellman.report.figures import styles, to_png
+from spectral_bellman.report.figures import styles, tidy, to_png
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -186,7 +186,7 @@ def _draw(right: dict[str, Any], episodes: int, path: Path) -> None:
     """The share of right answers over the length and over the bits, a line for each agent."""
     plt.style.use("default")  # bsuite's plots change it
     figure, panels = plt.subplots(1, len(right), figsize=(9, 3.2), sharey=True, squeeze=False)
-    look = styles(AGENTS)
+    look = styles({agent for of in right.values() for agent in of})
     names = {"memory_len": "steps to remember one bit", "memory_size": "bits to remember"}
     for axes, (experiment, of) in zip(panels[0], right.items(), strict=True):
         for agent, found in of.items():
@@ -197,8 +197,7 @@ def _draw(right: dict[str, Any], episodes: int, path: Path) -> None:
         axes.set(xlabel=names[experiment], title=experiment, ylim=(0.45, 1.02), xscale="log")
         axes.set_xticks(ticks := (1, 2, 5, 10, 20, 40), [str(tick) for tick in ticks])
         axes.minorticks_off()
-        axes.grid(alpha=0.25, lw=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes)
     panels[0][0].set_ylabel("share of right answers,\nall 10,000 episodes")
     panels[0][-1].legend(frameon=False)
     figure.tight_layout()

@@ -5,7 +5,6 @@ Order and memory too: what many tests share is compiled once, and not kept for e
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 
 import jax
 import pytest
@@ -33,8 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def bounded_memory() -> Iterator[None]:
     """Throw compiled programs away after a file if the process has grown large."""
     yield
-    status = Path("/proc/self/statm")
-    if status.exists() and int(status.read_text().split()[1]) * 4096 > MOST_MEMORY:
+    from spectral_bellman.training.memory import resident  # after the import hook
+
+    if resident() > MOST_MEMORY:
         jax.clear_caches()
         gc.collect()
 

@@ -1,7 +1,12 @@
-"""Suggestions for misspelt names."""
+"""Names of settings: as flags, and suggestions for misspelt ones."""
 
 import difflib
 from collections.abc import Iterable
+
+
+def flag_of(name: str) -> str:
+    """A setting as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from spectral_bellman._names import did_you_mean
+from spectral_bellman._names import did_you_mean, flag_of
 
 C = TypeVar("C")
 
@@ -39,7 +39,7 @@ def register(choice: type[Choice]) -> None:
 def require(config: Any, name: str, holds: bool, what: str) -> None:
     """Refuse a setting that is out of its range."""
     if not holds:
-        raise ValueError(f"--{name.replace('_', '-')} must be {what}, got {getattr(config, name)}")
+        raise ValueError(f"{flag_of(name)} must be {what}, got {getattr(config, name)}")
 
 
 def require_all(config: Any, **bounds: tuple[str, ...]) -> None:
@@ -72,23 +72,17 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def users(name: str) -> list[str]:
-    """The choices that have a setting, as "kind name"."""
+    """The choices that have a setting, as "kind name". A nested choice goes by its kind."""
+
+    def names(choice: type[Choice]) -> set[str]:
+        fields = [field.name for field in dataclasses.fields(choice)]
+        return {*fields, *(getattr(getattr(choice, field, None), "kind", "") for field in fields)}
+
     return [
         f"{kind} {choice.name}"
         for kind, choices in KINDS.items()
         for choice in choices.values()
-        if name in {field.name for field in dataclasses.fields(choice)}
-    ]
-
-
-def holders(kind: str) -> list[str]:
-    """The choices that contain a choice of this kind, as "kind name"."""
-    return [
-        f"{outer} {choice.name}"
-        for outer, choices in KINDS.items()
-        for choice in choices.values()
-        for field in dataclasses.fields(choice)
-        if getattr(getattr(choice, field.name, None), "kind", None) == kind
+        if name in names(choice)
     ]
 
 
@@ -135,14 +129,13 @@ def _chosen(current: Choice, name: Any) -> Choice:
     choices = KINDS[current.kind]
     if name not in choices:
         hint = did_you_mean(str(name), choices) or f"choose one of {', '.join(choices)}"
-        flag = current.kind.replace("_", "-")
-        raise ValueError(f"there is no --{flag} {name!r}; {hint}")
+        raise ValueError(f"there is no {flag_of(current.kind)} {name!r}; {hint}")
     return current if name == current.name else choices[name]()
 
 
 def _refuse(name: str, settings: Mapping[str, Any]) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    if found := holders(name) if name in KINDS else users(name):
+    flag = flag_of(name)
+    if found := users(name):
         kinds = sorted({user.partition(" ")[0] for user in found})
         have = " and ".join(f"{kind} {settings[kind]}" for kind in kinds if kind in settings)
         raise ValueError(
@@ -199,7 +192,7 @@ def checked(config: Any, name: str, given: Any) -> Any:
     Raises:
       ValueError: it has another type, or is none of the names that there are.
     """
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     kind = typing.get_type_hints(type(config))[name]
     if typing.get_origin(kind) is Literal:
         names = typing.get_args(kind)

@@ -20,19 +20,17 @@ def presets(name: str, env: str, console: Console) -> None:
     names = 4 if console.width >= 80 else 1  # four do not fit a narrower screen
     columns = ("preset", "representation", "exploration", "θ̂", "the paper's row")
     table = named(*columns, names=names)
+    others: dict[str, list[str]] = {}
     for key, preset in PRESETS.items():
         config = agent_config(key, "", {})
         fitted = "fitted" if config.solver else "learned"
         if not config.representation.has_features:
             fitted = "none"
         table.add_row(key, config.representation.name, config.exploration.name, fitted, preset.row)
-    console.print(table)
-    console.print("θ̂: fitted to φ in a phase of its own, or learned with φ")
-    others: dict[str, list[str]] = {}
-    for key in PRESETS:
-        config = agent_config(key, "", {})
         parts = config.backbone, config.operator, config.sampling
         others.setdefault(", ".join(f"{part.kind} {part.name}" for part in parts), []).append(key)
+    console.print(table)
+    console.print("θ̂: fitted to φ in a phase of its own, or learned with φ")
     for chosen, keys in others.items():
         console.print(f"{chosen}: {', '.join(keys)}")
     stale: dict[int, list[str]] = {}

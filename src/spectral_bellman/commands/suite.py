@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spectral_bellman._names import did_you_mean
+from spectral_bellman._names import did_you_mean, flag_of
 from spectral_bellman.commands.keeping import keep_finished
 from spectral_bellman.commands.planning import Job, changes, plan
 from spectral_bellman.commands.side_by_side import cores_for_each, side_by_side
@@ -108,11 +108,13 @@ def _arguments(job: Job, at_once: int) -> list[str]:
     config = job.config
     flags: list[str] = []
     for name, value in changes(config).items():
-        flag = name.replace("_", "-")
         if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
+            flags.append(flag_of(name if value else f"no_{name}"))
         else:
-            flags += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+            flags += [
+                flag_of(name),
+                *(map(str, value) if isinstance(value, tuple) else [str(value)]),
+            ]
     if config.emulated and at_once > 1:
         flags += ["--cores", str(cores_for_each(at_once))]
     return ["train", config.preset, "--env", config.env, *flags, "--out", str(job.folder)]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from spectral_bellman._names import flag_of
 from spectral_bellman.agents import choices
 from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.presets import PRESETS
@@ -38,7 +39,7 @@ CHOICES = {
     "exploration": "How actions are chosen.",
     "sampling": "How the replay is sampled for gradient steps.",
 }
-"""What the flag of each kind of choice chooses. Each choice has settings of its own."""
+"""What the flag of each kind of choice selects."""
 
 
 def train(arguments: list[str]) -> None:
@@ -173,7 +174,7 @@ def _parse(
 
 
 def _help(kind: str) -> str:
-    return f"{CHOICES[kind]} One of {', '.join(choices.KINDS[kind])}; each has settings of its own."
+    return f"{CHOICES[kind]} One of {', '.join(choices.KINDS[kind])}; each has its own settings."
 
 
 def _without_flags(config: TrainConfig, shown: Collection[str]) -> TrainConfig:
@@ -194,7 +195,7 @@ def _without_flags(config: TrainConfig, shown: Collection[str]) -> TrainConfig:
 def _chosen(arguments: list[str]) -> dict[str, Any]:
     """What decides which other settings there are: the choices on the command line, the torso."""
     names = (*choices.KINDS, "network")
-    found = {name: value_of(arguments, f"--{name.replace('_', '-')}") for name in names}
+    found = {name: value_of(arguments, flag_of(name)) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -207,7 +208,7 @@ def _refuse_unused(arguments: list[str], config: TrainConfig, spec: EnvironmentS
             refuse_hidden(config.agent, spec)
         if argument.startswith("--") and name not in known:
             refuse_elsewhere(name, config)
-            if choices.users(name) or name in choices.KINDS:
+            if choices.users(name):
                 override(config, {name: None})
 
 

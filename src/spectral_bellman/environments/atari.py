@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from spectral_bellman._names import flag_of
 from spectral_bellman.environments.api import (
     TRAINING,
     Changes,
@@ -73,8 +74,7 @@ class AtariProtocol:
     def __post_init__(self) -> None:
         def require(name: str, holds: bool, what: str) -> None:
             if not holds:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} must {what}, got {getattr(self, name)}")
+                raise ValueError(f"{flag_of(name)} must {what}, got {getattr(self, name)}")
 
         require("sticky_actions", 0 <= self.sticky_actions < 1, "be in [0, 1)")
         for name in ("frame_skip", "frame_stack", "episode_frames"):
@@ -309,7 +309,7 @@ def machine(backend: str, run: Mapping[str, Any], agent: Mapping[str, Any]) -> C
         return {}, {}
     num_envs = round_steps = 16
     steps, q_steps = run["num_envs"] * run["round_steps"] // num_envs, agent.get("q_steps", 0)
-    # A round is divided into as many as also divide the gradient steps for θ̂ and the others.
+    # The shortest rounds that divide the steps, the gradient steps for θ̂ and the others evenly.
     whole = math.gcd(steps, agent["updates"] - q_steps, q_steps)
     rounds = max(n for n in range(1, steps // round_steps + 1) if whole % n == 0)
     changes = {

@@ -306,8 +306,7 @@ def _before(
 def _observations(ring: Ring, env: Array, slot: Array, length: int) -> list[Any]:
     """The observations in ``length`` slots from ``slot`` on, one by one."""
     if not ring.stack:
-        slots = [(slot + k) % ring.capacity for k in range(length)]
-        return [jax.tree.map(lambda leaf: leaf[env, k], ring.observation) for k in slots]  # noqa: B023
+        return [_contents(ring, env, (slot + k) % ring.capacity) for k in range(length)]
     frames, first = _frames(ring, env, slot, length)
 
     def stacked(begin: int) -> Any:
@@ -349,8 +348,12 @@ def _frames(ring: Ring, env: Array, slot: Array, length: int) -> tuple[Any, Bool
         *(1,) * slot.ndim, -1
     )
     env, where = env[..., None], (slot[..., None] + offsets) % ring.capacity
-    frames = jax.tree.map(lambda leaf: leaf[env, where], ring.observation)
-    return frames, ring.age[env, where] == 0
+    return _contents(ring, env, where), ring.age[env, where] == 0
+
+
+def _contents(ring: Ring, env: Array, slot: Array) -> Any:
+    """What the slots hold: observations, or single frames where the ring stacks them."""
+    return jax.tree.map(lambda leaf: leaf[env, slot], ring.observation)
 
 
 def _masked(values: Array, mask: Bool[Array, "..."]) -> Array:

@@ -59,7 +59,8 @@ def tidy(panel: Axes, frame_unit: str | None = None) -> None:
         panel.set_xlabel(frame_unit)
         panel.xaxis.set_major_formatter(EngFormatter(sep=""))
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    panel.set_xlim(left=0)
+    if panel.get_xscale() == "linear":
+        panel.set_xlim(left=0)
     panel.grid(alpha=0.25, lw=0.6)
     panel.spines[["top", "right"]].set_visible(False)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import tyro
 
-from spectral_bellman._names import did_you_mean
+from spectral_bellman._names import did_you_mean, flag_of
 from spectral_bellman.agents import choices
 from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.presets import agent_config, find_preset
@@ -323,22 +323,20 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
 
 def refuse_elsewhere(name: str, config: TrainConfig) -> None:
     """Refuse a setting that only other environments have, and say which."""
-    for record, who in (
+    owners: list[tuple[Any, str]] = [
         (HostSettings, "environments that step on the host, such as gym/ and atari/"),
         (EmulatorSettings, "emulators (atari/)"),
-    ):
-        if name in {field.name for field in dataclasses.fields(record)}:
-            raise ValueError(f"{_flag(name)} has no use on {config.env}: it is a setting of {who}")
+    ]
     for family in FAMILIES.values():
-        protocol: Any = family.protocol
-        if protocol and name in {field.name for field in dataclasses.fields(protocol)}:
-            # The names that ``patterns`` spells out are played in one way only.
-            who = next(iter((*family.names(), *family.patterns))).partition("/")[0]
-            raise ValueError(f"{_flag(name)} has no use on {config.env}: it is a setting of {who}/")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        if family.protocol:
+            # The names that ``patterns`` spells out have no play settings.
+            first = next(iter((*family.names(), *family.patterns)))
+            owners.append((family.protocol, first.partition("/")[0] + "/"))
+    for record, who in owners:
+        if name in {field.name for field in dataclasses.fields(record)}:
+            raise ValueError(
+                f"{flag_of(name)} has no use on {config.env}: it is a setting of {who}"
+            )
 
 
 def flat(config: TrainConfig) -> dict[str, Any]:
