@@ -24,7 +24,7 @@ from spectral_bellman.agents.config import AgentConfig
 from spectral_bellman.agents.presets import agent_config
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.catalogue import FAMILIES
-from spectral_bellman.networks import torso_of
+from spectral_bellman.networks.impala import SECTIONS
 from spectral_bellman.training.learner import Learner, Learning, extras_of
 
 STACK, ENVS, ROLLOUT = 4, 16, 100
@@ -148,17 +148,19 @@ def filled(config: Benchmark, agent: Any) -> Any:
 
 
 def torso_flops(config: Benchmark) -> float:
-    """FLOPs of the torso in one gradient step, as XLA counts them for one observation.
+    """FLOPs of the torso in one gradient step: two for each multiplication that it is defined by.
 
     The trained steps and one more are read by the network that learns and by the target network;
     their gradient costs twice as much again. The burn-in is read by both, without a gradient.
     """
-    screen = jax.ShapeDtypeStruct((STACK, config.screen, config.screen), jnp.uint8)
-    torso, _ = torso_of("impala", (), screen, jax.random.key(0), recurrent=True)
-    compiled = jax.jit(lambda screen: torso(screen)).lower(screen).compile()
-    analysis = compiled.cost_analysis()
-    once = float(analysis["flops"]) if analysis else 0.0
-    return once * config.batch * (4 * (config.trained + 1) + 2 * config.burn_in)
+    side, channels, products = config.screen, STACK, 0
+    for filters in SECTIONS:
+        pooled = -(-side // 2)
+        products += 9 * filters * (side**2 * channels + 4 * pooled**2 * filters)
+        side, channels = pooled, filters
+    products += side**2 * channels * 256
+    frames = config.batch * (4 * (config.trained + 1) + 2 * config.burn_in)
+    return 2.0 * products * frames
 
 
 if __name__ == "__main__":

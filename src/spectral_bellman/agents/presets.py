@@ -76,6 +76,7 @@ _SBM_R2D2: dict[str, Any] = {**R2D2, "representation": "spectral", "q_steps": 3}
 # A large batch needs a GPU; 10M frames are 20,000 updates.
 _R2D2_ATARI: dict[str, Any] = {
     "lstm": 256,
+    "torso_precision": "bfloat16",
     "trained": 30,
     "period": 15,
     "batch": 32,
