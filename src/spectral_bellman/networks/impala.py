@@ -12,8 +12,8 @@ from spectral_bellman.networks.features import started
 
 SECTIONS = (16, 32, 32)
 """Filters of each section."""
-FEW_CHANNELS = 8
-"""Below, a GPU's tensor cores would be nearly empty."""
+NARROW = 32
+"""Images with fewer channels leave a GPU's tensor cores nearly empty."""
 PIXELS = tuple(itertools.product(range(3), range(3)))
 """The pixels of a window, row by row."""
 
@@ -26,27 +26,25 @@ class Convolution(eqx.Module):
     def __init__(self, channels: int, filters: int, key: RandomKey) -> None:
         self.layer = started(eqx.nn.Linear(9 * channels, filters, key=key), key)
 
-    def __call__(self, x: Float[Array, "h w c"]) -> Float[Array, "h w f"]:
-        """The image of f channels."""
-        return _convolved(x, self._kernel(x)) + self._bias
+    def __call__(self, x: Float[Array, "h w c"], *, blocks: bool = False) -> Float[Array, "h w f"]:
+        """The image of f channels; with ``blocks``, both images are of blocks (``in_blocks``)."""
+        return self.without_bias(x, blocks=blocks) + (
+            jnp.tile(self.bias, 4) if blocks else self.bias
+        )
 
-    def pooled(self, x: Float[Array, "h w c"]) -> Float[Array, "r s f"]:
-        """``max_pool`` of the image of f channels.
-
-        The bias is added after the maximum, which changes no value: its gradient is then a sum over
-        a quarter of the pixels. With few channels (the frames of a screen) the convolution is of
-        blocks of 2×2 pixels: four times the multiplications, on a GPU in a third of the time.
-        """
-        kernel, (height, width, channels) = self._kernel(x), x.shape
-        if channels < FEW_CHANNELS and height % 2 == width % 2 == 0:
-            return _block_maximum(_convolved(in_blocks(x), _kernel_of_blocks(kernel))) + self._bias
-        return max_pool(_convolved(x, kernel)) + self._bias
-
-    def _kernel(self, x: Float[Array, "h w c"]) -> Float[Array, "3 3 c f"]:
-        return self.layer.weight.T.reshape(3, 3, x.shape[-1], -1)
+    def without_bias(self, x: Float[Array, "h w c"], *, blocks: bool) -> Float[Array, "h w f"]:
+        """XLA's convolution: the patches of a batch of sequences would fill the memory."""
+        kernel = self.layer.weight.T.reshape(3, 3, x.shape[-1] // (4 if blocks else 1), -1)
+        kernel = _kernel_of_blocks(kernel) if blocks else kernel
+        numbers = ("NHWC", "HWIO", "NHWC")
+        (result,) = jax.lax.conv_general_dilated(
+            x[None], kernel, (1, 1), "SAME", dimension_numbers=numbers
+        )
+        return result
 
     @property
-    def _bias(self) -> Float[Array, "1 1 f"]:
+    def bias(self) -> Float[Array, "1 1 f"]:
+        """One for each filter."""
         assert self.layer.bias is not None
         return self.layer.bias[None, None]
 
@@ -55,21 +53,48 @@ class Section(eqx.Module):
     """A convolution, a maximum over 3×3 pixels at every second one, and two residual blocks."""
 
     first: Convolution
-    blocks: tuple[tuple[Convolution, Convolution], ...]
+    residual: tuple[tuple[Convolution, Convolution], ...]
 
     def __init__(self, channels: int, filters: int, key: RandomKey) -> None:
         keys = jax.random.split(key, 5)
         self.first = Convolution(channels, filters, keys[0])
-        self.blocks = tuple(
+        self.residual = tuple(
             (Convolution(filters, filters, a), Convolution(filters, filters, b))
             for a, b in ((keys[1], keys[2]), (keys[3], keys[4]))
         )
 
     def __call__(self, x: Float[Array, "h w c"]) -> Float[Array, "r s f"]:
         """Half the height and width."""
-        x = self.first.pooled(x)
-        for first, second in self.blocks:
-            x = x + second(jax.nn.relu(first(jax.nn.relu(x))))
+        return jax.lax.platform_dependent(
+            self, x, cuda=Section.in_blocks_where_narrow, default=Section.in_pixels
+        )
+
+    def in_pixels(self, x: Float[Array, "h w c"]) -> Float[Array, "r s f"]:
+        """As it is defined.
+
+        The first bias is added after the maximum, which changes no value. Its gradient is then a
+        sum over a quarter of the pixels.
+        """
+        return self._refined(max_pool(self.first.without_bias(x, blocks=False)) + self.first.bias)
+
+    def in_blocks_where_narrow(self, x: Float[Array, "h w c"]) -> Float[Array, "r s f"]:
+        """The same, images with few channels as blocks of 2×2 pixels with four times as many.
+
+        This takes four times the multiplications, and on a GPU half of the time: tensor cores
+        are nearly empty where channels are few.
+        """
+        if _narrow(x):
+            largest = _block_maximum(self.first.without_bias(in_blocks(x), blocks=True))
+        else:
+            largest = max_pool(self.first.without_bias(x, blocks=False))
+        pooled = largest + self.first.bias
+        if not _narrow(pooled):
+            return self._refined(pooled)
+        return _out_of_blocks(self._refined(in_blocks(pooled), blocks=True))
+
+    def _refined(self, x: Float[Array, "h w c"], *, blocks: bool = False) -> Float[Array, "h w c"]:
+        for first, second in self.residual:
+            x = x + second(jax.nn.relu(first(jax.nn.relu(x), blocks=blocks)), blocks=blocks)
         return x
 
 
@@ -104,12 +129,9 @@ class ImpalaResNet(eqx.Module):
         return jax.nn.relu(self.dense(jax.nn.relu(x).ravel()))
 
 
-def _convolved(x: Float[Array, "h w c"], kernel: Float[Array, "3 3 c f"]) -> Float[Array, "h w f"]:
-    """XLA's convolution: the patches of a batch of sequences would fill the memory."""
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=numbers)[
-        0
-    ]
+def _narrow(x: Float[Array, "h w c"]) -> bool:
+    height, width, channels = x.shape
+    return channels < NARROW and height % 2 == width % 2 == 0
 
 
 def in_blocks(x: Shaped[Array, "h w c"]) -> Shaped[Array, "r s b"]:
@@ -118,6 +140,13 @@ def in_blocks(x: Shaped[Array, "h w c"]) -> Shaped[Array, "r s b"]:
     rows, columns = height // 2, width // 2
     blocks = x.reshape(rows, 2, columns, 2, channels).transpose(0, 2, 1, 3, 4)
     return blocks.reshape(rows, columns, 4 * channels)
+
+
+def _out_of_blocks(x: Shaped[Array, "r s b"]) -> Shaped[Array, "h w c"]:
+    """The inverse of ``in_blocks``."""
+    rows, columns, channels = x.shape
+    pixels = x.reshape(rows, columns, 2, 2, channels // 4).transpose(0, 2, 1, 3, 4)
+    return pixels.reshape(2 * rows, 2 * columns, channels // 4)
 
 
 def _kernel_of_blocks(kernel: Float[Array, "3 3 c f"]) -> Float[Array, "3 3 b g"]:
