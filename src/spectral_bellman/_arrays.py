@@ -71,6 +71,16 @@ def product(a: Array, b: Array) -> Array:
     return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
+def returned_again(tree: Any, always: Array) -> Any:
+    """The values of a tree, for a second place among the results of a jitted function.
+
+    ``always`` is a traced condition that always holds. XLA cannot know that, and takes the values
+    for others. Of equal results, a GPU writes only one where the arguments were donated (jax issue
+    39625); XLA removes a ``jnp.copy``.
+    """
+    return jax.tree.map(lambda x: jnp.where(always, x, jnp.zeros((), x.dtype)), tree)
+
+
 def known(value: Any) -> float | None:
     """The value of a scalar, for argument checks; None if ``jit`` or ``vmap`` traces the scalar."""
     return float(value) if is_concrete(value) else None

@@ -83,17 +83,17 @@ def test_every_round_publishes_what_was_learned_and_makes_it_the_target(preset):
         ("sbm-dqn-ts", {"q_solver": "least_squares"}),
     ],
 )
-def test_results_of_a_round_take_the_places_of_their_arguments_and_none_comes_thrice(
+def test_results_of_a_round_take_the_places_of_their_arguments_and_none_comes_twice(
     preset, choices
 ):
-    """A GPU writes one only of a result that is returned three times (jax issue 39625)."""
+    """A GPU may write a result that is returned twice only once (jax issue 39625)."""
     runner = small(preset, **choices)
     text = runner._lowered(learning=True).as_text()
     main = text[text.index("func.func public @main") :]
     leaves = len(jax.tree.leaves(runner.shapes()))
     results = re.search(r"\n    return (.*?) :", main).group(1).split(", ")
     assert len(results) == leaves
-    assert max(collections.Counter(results).values()) <= 2
+    assert max(collections.Counter(results).values()) == 1
     signature = re.search(r"@main[(](.*?)[)] -> ", main, re.DOTALL)[1]
     pairs = [
         re.search("tf.aliasing_output = ([0-9]+)", argument)

@@ -20,7 +20,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from spectral_bellman import posterior
-from spectral_bellman._arrays import RandomKey
+from spectral_bellman._arrays import RandomKey, returned_again
 from spectral_bellman.agents import diagnostics
 from spectral_bellman.agents.api import (
     Phase,
@@ -219,17 +219,14 @@ class QAgent:
             replay = None if rows is None else self._replay_features(state, rows)
             learned, noise = self.exploration.publish(state.exploration, replay, progress, key)
             state = state._replace(exploration=learned)
-        # Copies: the caller may donate the state, and no buffer can be donated twice.
-        network, theta = jax.tree.map(jnp.copy, (state.network, state.theta))
+        network, theta = returned_again((state.network, state.theta), progress.round >= 0)
         target = Target(
             state.network,
             state.theta,
             self.representation.target_of(state.beside),
             self._retrace_epsilon(progress),
         )
-        # ``jnp.where`` even if the copy is always due. Else state, target and policy would return
-        # the same θ̂, and with donated arguments a GPU writes only one of the three (jax issue
-        # 39625).
+        # ``jnp.where`` even if the copy is always due: see ``returned_again``.
         every = self.config.target_rounds
         due = (progress.round + 1) % every == 0 if every > 1 else progress.round >= 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), target, state.target)

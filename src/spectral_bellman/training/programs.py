@@ -2,9 +2,8 @@
 
 - A donated argument must come back first and in its own place: where a result takes the buffer of
   another argument, XLA moves that out of the way, and on a GPU in a wrong order (jax 0.11).
-- No buffer may be donated twice: what is returned twice is copied (``jnp.copy``).
-- A result that is returned three times is written once on a GPU, where the arguments were donated
-  (jax issue 39625): see ``QAgent.publish``.
+- A value that is returned twice may be written once on a GPU, where the arguments were donated (jax
+  issue 39625), and no buffer may be donated twice: see ``returned_again``.
 - An argument that nothing reads is left out, which shifts the pairs of donated arguments and
   results: ``keep_unused``.
 """

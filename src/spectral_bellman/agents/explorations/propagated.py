@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from spectral_bellman._arrays import RandomKey, product
+from spectral_bellman._arrays import RandomKey, product, returned_again
 from spectral_bellman.agents.api import Progress
 from spectral_bellman.agents.choices import require_all
 from spectral_bellman.agents.explorations.api import (
@@ -95,7 +95,7 @@ class Propagated(PrecisionConfig):
             state: LearnerState, replay: ReplayFeatures | None, progress: Progress, key: RandomKey
         ) -> tuple[LearnerState, Draws]:
             if replay is None:
-                return state, state.draws
+                return state, returned_again(state.draws, progress.round >= 0)
             factor = precision_factor(replay.phi, replay.weight, self.ridge)
             oldest = progress.round // self.rounds(context) % count
             keys = state.keys.at[oldest].set(jax.random.split(key)[1])
@@ -121,8 +121,7 @@ class Propagated(PrecisionConfig):
             )
             generation = state.draws.generation.at[oldest].add(1)
             draws = Draws(parameters, generation)
-            # A copy: the state may be donated, and the policy must not share its buffers.
-            return LearnerState(keys, draws), jax.tree.map(jnp.copy, draws)
+            return LearnerState(keys, draws), returned_again(draws, progress.round >= 0)
 
         return Exploration(
             init=lambda key: LearnerState(jax.random.split(key, count), none()),
