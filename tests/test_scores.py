@@ -18,6 +18,7 @@ from spectral_bellman.scores import (
     human_normalized,
     iqm,
     performance_profile,
+    iqm_difference,
     probability_of_improvement,
     rom_name,
     stratified_interval,
@@ -462,3 +463,27 @@ def test_runs_within_each_game_by_hand() -> None:
     np.testing.assert_array_equal(interval, [[2, 10], [1, 10], [3, 10]])
     alone = stratified_interval([scores, scores[:1]], lambda x, y: x.sum((1, 2)) - y.sum((1, 2)))
     np.testing.assert_array_equal(alone, [7, np.nan, np.nan])
+
+
+def test_the_difference_of_two_iqms_is_over_the_same_games():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(1.0, 1.0, (12, 3)), rng.normal(0.0, 1.0, (9, 3))
+    x[:, 2], y[:, 2] = x[:, 2] + 50, y[:, 2] + 50  # a game that is far from the others
+    found = iqm_difference(x, y)
+    assert found.value == pytest.approx(float(iqm(x.ravel()) - iqm(y.ravel())))
+    assert found.low < found.value < found.high
+    mirrored = iqm_difference(y, x, samples=2)
+    assert mirrored.value == pytest.approx(-found.value)
+    assert np.isnan(iqm_difference(x[:1], y).low)
+    with pytest.raises(ValueError, match="same games"):
+        iqm_difference(x, y[:, :2])
+
+
+def test_the_interval_of_a_difference_holds_the_true_one_19_times_in_20():
+    rng = np.random.default_rng(1)
+    inside = 0
+    for number in range(200):
+        x, y = rng.normal(1.0, 1.0, (10, 4)), rng.normal(0.5, 1.0, (10, 4))
+        found = iqm_difference(x, y, samples=200, seed=number)
+        inside += found.low <= 0.5 <= found.high
+    assert 175 <= inside <= 199

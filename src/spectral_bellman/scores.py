@@ -223,16 +223,38 @@ def probability_of_improvement(
       confidence: of the interval, which is NaN if X or Y has only one run.
       seed: of the resamples.
     """
+    ours, theirs = _same_games(x, y)
+    interval = stratified_interval(
+        [ours, theirs], _improvement, confidence, samples, seed, work=len(ours) * theirs.size
+    )
+    return Estimate(*map(float, interval))
+
+
+def iqm_difference(
+    x: ArrayLike, y: ArrayLike, *, samples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
+    """IQM(X) − IQM(Y), paired by game: both are over the same games.
+
+    The arguments are those of `probability_of_improvement`.
+    """
+
+    def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        return iqm(ours.reshape(len(ours), -1), axis=1) - iqm(
+            theirs.reshape(len(theirs), -1), axis=1
+        )
+
+    tables = _same_games(x, y)
+    return Estimate(*map(float, stratified_interval(tables, difference, confidence, samples, seed)))
+
+
+def _same_games(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     ours, theirs = _table(x, "x", "runs games"), _table(y, "y", "runs games")
     if ours.shape[1] != theirs.shape[1]:
         raise ValueError(
             "x and y must hold the same games along the second axis, "
             f"got shapes {ours.shape} and {theirs.shape}"
         )
-    interval = stratified_interval(
-        [ours, theirs], _improvement, confidence, samples, seed, work=len(ours) * theirs.size
-    )
-    return Estimate(*map(float, interval))
+    return ours, theirs
 
 
 def performance_profile(

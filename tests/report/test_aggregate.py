@@ -82,10 +82,21 @@ def test_the_aggregate_table(compared):
             wanted[name].value for name in ("iqm", "median", "mean")
         ]
         assert [cell.best for cell in row[4:7]] == [agent == "sbm-dqn-ts"] * 3
-    assert lines["dqn"][7].text == "–"
-    better = scores.probability_of_improvement(compared.table("sbm-dqn-ts"), compared.table("dqn"))
-    assert lines["sbm-dqn-ts"][7].value == better.value
+    assert [cell.text for cell in lines["dqn"][7:]] == ["–", "–"]
+    both = compared.table("sbm-dqn-ts"), compared.table("dqn")
+    assert [cell.value for cell in lines["sbm-dqn-ts"][7:]] == [
+        scores.iqm_difference(*both).value,
+        scores.probability_of_improvement(*both).value,
+    ]
     assert lines["sbm-dqn-ts"][1].text == "SBM + DQN (TS)"
+
+
+def test_agents_are_compared_with_another_than_dqn(compared):
+    table = aggregate_table(compared, ROWS, "sbm-dqn-ts")
+    assert table.header[7:] == ("IQM minus sbm-dqn-ts's", "P(better than sbm-dqn-ts)")
+    lines = {row[0].text: row for row in table.rows}
+    assert lines["sbm-dqn-ts"][7].text == "–"
+    assert lines["dqn"][7].value < 0
 
 
 def test_training_has_a_column_where_there_are_evaluations(compared):

@@ -107,6 +107,18 @@ def test_missing_scores_and_uneven_runs_are_told_in_the_table(tmp_path: Path) ->
     assert "| 2 of 3 | 20–30 | training | 3 [2, 4] |" in row
 
 
+def test_agents_are_compared_with_the_one_that_is_named(tmp_path: Path) -> None:
+    for preset in ("dqn", "mine"):
+        for game in ("asterix", "breakout"):
+            run = make([[1.0]], preset=preset, env=f"minatar/{game}")
+            save(run, tmp_path / "runs" / f"{preset}-{game}")
+    folders, out, quiet = [tmp_path / "runs"], tmp_path / "out", Console(quiet=True)
+    report(folders, out, quiet, against="mine")
+    assert "| P(better than mine) |" in (out / "table.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="--against 'others' is none of the agents: dqn, mine"):
+        report(folders, out, quiet, against="others")
+
+
 def test_the_papers_rows_come_from_the_caller(tmp_path: Path) -> None:
     for game in ("asterix", "breakout"):
         save(make([[1.0]], preset="ts", env=f"minatar/{game}"), tmp_path / "runs" / game)

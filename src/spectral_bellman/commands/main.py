@@ -50,18 +50,21 @@ def evaluate(
     evaluate(folder, episodes, checkpoint, video, Console())
 
 
-def report(folders: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None) -> None:
+def report(
+    folders: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, against: str = "dqn"
+) -> None:
     """Learning curves with 95% intervals over seeds, diagnostics, and tables of scores.
 
     Args:
       folders: runs, folders with runs below them, or archives such as results/minatar/runs.zip.
       out: folder for the figures and the tables.
+      against: the agent that tables over several games compare the others with.
     """
     from spectral_bellman.agents.presets import PRESETS
     from spectral_bellman.report.report import report
 
     rows = {name: preset.row for name, preset in PRESETS.items()}
-    report(list(folders), out, Console(), rows)
+    report(list(folders), out, Console(), rows, against)
 
 
 def suite(

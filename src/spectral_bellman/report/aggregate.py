@@ -101,8 +101,8 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
     return found
 
 
-def aggregate_table(comparison: Comparison, rows: Mapping[str, str]) -> Table:
-    """IQM, median and mean of each agent, and how likely it is better than `dqn`.
+def aggregate_table(comparison: Comparison, rows: Mapping[str, str], against: str = "dqn") -> Table:
+    """IQM, median and mean of each agent, and how it compares with one of them.
 
     The IQM of the training returns is beside them where there are evaluations. These are the
     paper's tables 1 and 2.
@@ -110,6 +110,7 @@ def aggregate_table(comparison: Comparison, rows: Mapping[str, str]) -> Table:
     Args:
       comparison: the agents and games.
       rows: the paper's name for the row of each preset.
+      against: the agent that all others are compared with.
     """
     tables = {agent: comparison.table(agent) for agent in comparison.agents}
     found = {agent: scores.aggregate(table) for agent, table in tables.items()}
@@ -131,13 +132,15 @@ def aggregate_table(comparison: Comparison, rows: Mapping[str, str]) -> Table:
             estimate(*known[name], best=known[name][0] == top and len(found) > 1)
             for name, top in best.items()
         ]
-        better = Cell("–")
-        if "dqn" in tables and agent != "dqn":
-            better = estimate(*scores.probability_of_improvement(table, tables["dqn"]))
+        compared = [Cell("–"), Cell("–")]
+        if against in tables and agent != against:
+            ways = (scores.iqm_difference, scores.probability_of_improvement)
+            compared = [estimate(*way(table, tables[against])) for way in ways]
         row = Cell(rows.get(agent.partition(" ")[0], ""))
         seeds = Cell(str(len(table)), len(table))
-        lines.append([Cell(agent), row, Cell(rules[agent]), seeds, *cells, better])
-    header = ("agent", "the paper's row", "score", "seeds", *names, "P(better than dqn)")
+        lines.append([Cell(agent), row, Cell(rules[agent]), seeds, *cells, *compared])
+    than = (f"IQM minus {against}'s", f"P(better than {against})")
+    header = ("agent", "the paper's row", "score", "seeds", *names, *than)
     games = ", ".join(game.partition("/")[2].replace("_", " ") for game in comparison.games)
     about = merged_notes((group.agent, group.notes) for group in comparison.groups)
     notes = [games, *rule_notes(rules.values()), INTERVAL, *about]

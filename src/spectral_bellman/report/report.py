@@ -41,6 +41,7 @@ def report(
     out: Path | None,
     console: Console,
     rows: Mapping[str, str] = MappingProxyType({}),
+    against: str = "dqn",
 ) -> list[Path]:
     """Print the tables, and write them with the figures and the numbers.
 
@@ -50,15 +51,19 @@ def report(
         in an archive, else `out/report`.
       console: where the tables are printed.
       rows: the name that each preset's row has in the paper's tables.
+      against: the agent that tables over several games compare the others with.
 
     Returns:
       The paths written.
     """
     paths = find_runs(folders)
     groups = _groups(paths, console)
+    agents = sorted({group.agent for group in groups})
+    if against not in agents and against != "dqn":
+        raise ValueError(f"--against {against!r} is none of the agents: {', '.join(agents)}")
     summaries = [summarise(group) for group in groups]
     with console.status("intervals"):
-        tables, drawn = tables_of(groups, summaries, rows), _figures(groups)
+        tables, drawn = tables_of(groups, summaries, rows, against), _figures(groups)
     facts = provenance()
     if out is None:
         alone = len(paths) == 1 and paths[0].is_dir()
@@ -138,12 +143,15 @@ def _groups(paths: Sequence[Path], console: Console) -> list[Group]:
 
 
 def tables_of(
-    groups: Sequence[Group], summaries: Sequence[Mapping[str, Any]], rows: Mapping[str, str]
+    groups: Sequence[Group],
+    summaries: Sequence[Mapping[str, Any]],
+    rows: Mapping[str, str],
+    against: str = "dqn",
 ) -> list[Table]:
     """The tables of a report, the ones over several environments first."""
     tables = []
     for comparison in aggregate.comparisons(groups):
-        tables.append(aggregate.aggregate_table(comparison, rows))
+        tables.append(aggregate.aggregate_table(comparison, rows, against))
         tables.append(aggregate.games_table(comparison))
     deep_sea = deep_sea_table(groups)
     tables += [deep_sea] if deep_sea else []
