@@ -21,7 +21,7 @@ NONE, ONE = AdamSolver(q_steps=0), AdamSolver(q_steps=1)
         ({"updates": -1}, "--updates must be 0 or more"),
         ({"warmup_steps": -1}, "--warmup-steps must be 0 or more"),
         ({"reward_clip": -0.5}, "--reward-clip must be 0 or more"),
-        ({"learning_rate": 0.0}, "--learning-rate must be positive"),
+        ({"learning_rate": -1.0}, "--learning-rate must be 0 or more"),
         ({"head_rate": 0.0}, "--head-rate must be positive"),
         ({"adam_epsilon": 0.0}, "--adam-epsilon must be positive"),
         ({"eval_epsilon": 1.5}, "--eval-epsilon must be between 0 and 1"),

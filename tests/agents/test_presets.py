@@ -77,7 +77,7 @@ def test_a_preset_is_one_algorithm_on_every_family(preset):
         for names in found
     ]
     # Where the fit of θ̂ starts is tuned on MinAtar, and the torso is the environment's.
-    tuned = {"q_start", "network"}
+    tuned = {"q_start", "network", "torso_precision"}
     for names in choices:
         assert {k: v for k, v in names.items() if k not in tuned} == {
             k: v for k, v in choices[0].items() if k not in tuned

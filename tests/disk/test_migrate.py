@@ -7,7 +7,7 @@ from spectral_bellman.disk.migrate import (
     FEED_FORWARD,
     migrated,
     upgraded,
-    with_backbone,
+    with_choices,
 )
 
 
@@ -62,7 +62,7 @@ def test_version_4_added_choices_and_moved_one_setting() -> None:
     solver = {"name": "adam", "q_steps": 4}
     record = {"name": "spectral", "q_start": "backup", "solver": solver}
     before = {"schema": 3, "env": "x", "agent": {"representation": record, "double": True}}
-    found = with_backbone(before, 4)
+    found = with_choices(before, 4)
     assert found["schema"] == 4
     assert found["agent"] == {
         **FEED_FORWARD,
@@ -70,7 +70,15 @@ def test_version_4_added_choices_and_moved_one_setting() -> None:
         "representation": {"name": "spectral", "solver": {**solver, "q_start": "backup"}},
     }
     assert record["q_start"] == "backup", "the config itself is not changed"
-    assert with_backbone({"schema": 3, "env": "x"}, 4) == {"schema": 4, "env": "x"}
+    assert with_choices({"schema": 3, "env": "x"}, 4) == {"schema": 4, "env": "x"}
+
+
+def test_before_version_5_every_transition_was_a_row_of_its_own() -> None:
+    record = {"name": "ucb", "precision_samples": 7}
+    found = with_choices({"schema": 4, "agent": {**FEED_FORWARD, "exploration": record}}, 5)
+    assert found["agent"] == {**FEED_FORWARD, "exploration": {**record, "precision_distinct": 0}}
+    plain = {"schema": 4, "agent": {**FEED_FORWARD, "exploration": {"name": "epsilon"}}}
+    assert with_choices(plain, 5)["agent"] == plain["agent"]
 
 
 @pytest.mark.parametrize(

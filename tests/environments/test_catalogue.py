@@ -264,6 +264,7 @@ def test_the_catalogue_imports_no_emulator() -> None:
 def test_a_name_leads_to_its_family() -> None:
     assert make("gym/CartPole-v1").family == "gym"
     sea, windy = make("deep_sea/3"), make("deep_sea_stochastic/3")
+    assert make("deep_sea_mixed/3").device == DeepSea(3, mixed=True)
     assert (sea.name, sea.family, sea.device) == ("deep_sea/3", "deep_sea", DeepSea(3))
     assert (windy.family, windy.device) == ("deep_sea", DeepSea(3, stochastic=True))
     assert (make("minatar/asterix").family, make("atari/pong").family) == ("minatar", "atari")

@@ -232,3 +232,17 @@ def test_the_picture_shows_the_diver_and_the_treasure(size: int) -> None:
 def test_a_sea_that_is_too_small_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"DeepSea: size is {size}; .* at least 2"):
         DeepSea(size)
+
+
+def test_mixed_observations_are_a_rotation_of_the_plain_ones() -> None:
+    plain, mixed = DeepSea(4), DeepSea(4, mixed=True)
+    actions = jnp.asarray([1, 0, 1, 1])
+    (_, ours), (_, theirs) = (play(sea, actions, jax.random.key(0)) for sea in (mixed, plain))
+    assert mixed.observation.shape == ours.observation.shape[1:] == (16,)
+    np.testing.assert_allclose(mixed.rotation @ mixed.rotation.T, np.eye(16), atol=1e-6)
+    flat = np.asarray(theirs.observation).reshape(4, 16)
+    np.testing.assert_allclose(ours.observation, flat @ mixed.rotation, atol=1e-6)
+    assert (np.asarray(ours.observation)[-1] == 0).all(), "after the last step"
+    np.testing.assert_array_equal(ours.reward, theirs.reward)
+    np.testing.assert_array_equal(mixed.render(mixed.reset(jax.random.key(0))[0]),
+                                  plain.render(plain.reset(jax.random.key(0))[0]))  # fmt: skip

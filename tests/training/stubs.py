@@ -141,7 +141,7 @@ class Scribe:
 
     num_actions = 2
     window = OneStep()
-    publish_rows, publish_every = 0, 1
+    publish_rows, publish_distinct, publish_every = 0, 0, 1
     diagnostic_items, diagnostic_rows = 1_024, 0
 
     def __init__(self, observation, before=(), after=(), sampler=UNIFORM) -> None:

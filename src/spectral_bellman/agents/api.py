@@ -83,6 +83,8 @@ class Agent(Protocol[S, P, A]):
 
     publish_rows: int
     """Items of the replay that ``publish`` needs; 0 for none."""
+    publish_distinct: int
+    """If positive, equal ones of these items are one, and ``publish`` gets so many."""
     publish_every: int
     """``publish`` gets these items every so many rounds, and None otherwise."""
     diagnostic_items: int

@@ -56,7 +56,7 @@ class AgentConfig:
     updates: int = 32
     """Gradient steps a round, all of them."""
     learning_rate: float = 1e-3
-    """Learning rate of φ and of what is trained beside it."""
+    """Learning rate of φ and of what is trained beside it. 0, a control: φ stays random."""
     head_rate: float = 1.0
     """Factor on the learning rate of φ's last layer: Q is a sum over its d outputs per action."""
     adam_epsilon: float = 1e-8
@@ -74,8 +74,11 @@ class AgentConfig:
         require_all(
             self,
             count=("batch", "target_rounds"),
-            not_negative=("updates", "warmup_steps", "reward_clip", "rescaling", "gradient_clip"),
-            positive=("learning_rate", "head_rate", "adam_epsilon"),
+            not_negative=(
+                *("updates", "learning_rate", "warmup_steps", "reward_clip", "rescaling"),
+                "gradient_clip",
+            ),
+            positive=("head_rate", "adam_epsilon"),
             share=("eval_epsilon",),
         )
         require(self, "discount", 0 <= self.discount < 1, "in [0, 1)")

@@ -94,8 +94,14 @@ _R2D2_MEMORY: dict[str, Any] = {
     "updates": 16,
     "learning_rate": 1e-3,
 }
-_R2D2_TUNED = {"atari": _R2D2_ATARI, "memory": _R2D2_MEMORY}
-_SBM_R2D2_TUNED = {"atari": _SBM_R2D2_ATARI, "memory": {**_R2D2_MEMORY, "q_steps": 8}}
+# Chosen on 200k frames of hidden Breakout and Space Invaders, for r2d2 and for sbm-r2d2 alike.
+_R2D2_MINATAR: dict[str, Any] = {"learning_rate": 1e-3, "adam_epsilon": 1e-8}
+_R2D2_TUNED = {"atari": _R2D2_ATARI, "memory": _R2D2_MEMORY, "minatar": _R2D2_MINATAR}
+_SBM_R2D2_TUNED = {
+    "atari": _SBM_R2D2_ATARI,
+    "memory": {**_R2D2_MEMORY, "q_steps": 8},
+    "minatar": _R2D2_MINATAR,
+}
 
 # MinAtar: numbers for presets with a learned θ̃, and for the linear ones.
 _CLOSURE_MINATAR = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
@@ -191,7 +197,7 @@ PRESETS = {
     "sbm-r2d2-ts": Preset(
         "SBM + R2D2 (TS)",
         {**_SBM_R2D2, "exploration": "thompson"},
-        tuned={**_SBM_R2D2_TUNED, "minatar": _FADING_MINATAR},
+        tuned={**_SBM_R2D2_TUNED, "minatar": {**_R2D2_MINATAR, **_FADING_MINATAR}},
     ),
     "sbm-r2d2-ts-paper": Preset(
         "SBM + R2D2 (TS), hyper-parameters to the letter",

@@ -92,6 +92,7 @@ class QAgent:
         )
         # Rows of the replay are drawn as whole items.
         self.publish_rows = -(-self.exploration.rows // self.backbone.rows)
+        self.publish_distinct = self.exploration.distinct
         self.publish_every = self.exploration.every
         self.diagnostic_items = -(-diagnostics.ITEMS // self.backbone.rows)
         self.diagnostic_rows = 0

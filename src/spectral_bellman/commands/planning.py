@@ -20,7 +20,7 @@ NOT_COMPARED = (
     *("frames", "seeds", "first_seed", "cores", "dispatch_steps", "replay_memory"),
     *("log_frames", "eval_frames", "eval_episodes", "score_episodes", "eval_max_steps"),
     *("checkpoint_minutes", "checkpoint_keep", "checkpoint_replay", "tensorboard", "wandb"),
-    *("eval_epsilon", "precision_samples", "precision_rounds"),
+    *("eval_epsilon", "precision_samples", "precision_distinct", "precision_rounds"),
 )
 """Settings that do not keep two runs from standing in one line of a table: their seeds, lengths,
 evaluations, how Σ is estimated, and the machine's part."""

@@ -18,6 +18,8 @@ ROWS = (
 """Every DQN row of the paper's tables."""
 R2D2_ROWS = ("r2d2", "sbm-r2d2", "sbm-r2d2-ts")
 """Every R2D2 row."""
+LEARNED = ("dqn-ts", "mse-dqn-ts", "sbm-dqn-ts")
+"""Ways to learn features for propagated noise."""
 LINEAR = ("sbm-linear-dqn", "sbm-linear-dqn-ts")
 GAMES = tuple(f"minatar/{game}" for game in MINATAR)
 HIDDEN = tuple(f"minatar_hidden/{game}" for game in ("breakout", "asterix", "space_invaders"))
@@ -46,24 +48,77 @@ def _atari(*games: str) -> tuple[str, ...]:
     return tuple(f"atari/{game}" for game in games)
 
 
-def _deep_sea(*ways: tuple[str, Mapping[str, Any]]) -> tuple[Block, ...]:
-    """Each preset with its settings on five sizes, the quick ones first."""
-    blocks = []
-    for size, episodes in ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200)):
-        lengths = {
-            "frames": episodes * size,
-            "log_frames": 10 * size,
-            "replay_capacity": min(episodes, 1_000) * size,
-        }
-        env = (f"deep_sea/{size}",)
-        blocks += [Block((preset,), env, 10, {**lengths, **given}) for preset, given in ways]
-    return tuple(blocks)
+class Way(NamedTuple):
+    """A preset with its settings on DeepSea, up to a size."""
+
+    preset: str
+    settings: Mapping[str, Any]
+    largest: int
+
+
+SEAS = ((6, 300), (10, 500), (14, 700), (20, 1_000), (30, 1_200), (50, 1_500))
+"""Size, and episodes of a run."""
+
+
+def _deep_sea(*ways: Way) -> tuple[Block, ...]:
+    """Each way on several sizes, the quick ones first."""
+    return tuple(
+        Block((way.preset,), (f"deep_sea/{size}",), 10, {**_sea(size, episodes), **way.settings})
+        for size, episodes in SEAS
+        for way in ways
+        if size <= way.largest
+    )
+
+
+def _sea(size: int, episodes: int) -> dict[str, Any]:
+    return {
+        "frames": episodes * size,
+        "log_frames": 5 * size,
+        "eval_frames": episodes * size // 10,
+        "replay_capacity": min(episodes, 1_000) * size,
+    }
+
+
+def _features() -> tuple[Block, ...]:
+    """Features of few dimensions, learned in several ways, all with the same propagated noise."""
+    ways = (("sbm-dqn-ts", {"learning_rate": 0.0}), *((p, {}) for p in LEARNED))
+    return tuple(
+        Block(
+            (preset,),
+            ("deep_sea/20", "deep_sea_mixed/20"),
+            10,
+            {
+                **_sea(20, 1_000),
+                "exploration": "propagated",
+                "hidden": (256,),
+                "features": features,
+                **settings,
+            },
+        )
+        for features in (32, 64, 128, 256)
+        for preset, settings in ways
+    )
 
 
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
 _SIXTEEN_MILLION = {"frames": 16_000_000, "eval_frames": 1_000_000}
-_WAYS = ("epsilon", "thompson", "ucb", "propagated")
+_CONTROLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("dqn", {}),
+    ("dqn", {"epsilon_end": 0.0}),
+    ("dqn-ts", {}),
+    ("mse-dqn-ts", {}),
+    ("sbm-dqn-ts", {}),
+    ("sbm-dqn-ts-no-orth", {}),
+    ("sbm-linear-dqn-ts", {}),
+    ("sbm-linear-dqn-ts", {"theta_variance": 0.0}),
+    ("sbm-linear-dqn-ts", {"theta_variance": 0.0, "spread": 0.0}),
+    ("sbm-linear-dqn", {}),
+    ("sbm-linear-dqn", {"epsilon_end": 0.0}),
+    ("pvn-dqn", {}),
+    ("pvn-dqn-ts", {}),
+)
+"""Agents that differ in one ingredient each, and their settings."""
 
 SUITES = {
     "minatar-dqn": Suite(
@@ -140,9 +195,36 @@ SUITES = {
         ),
         table="atari_55",
     ),
+    "minatar-weights": Suite(
+        "dqn with each kind of initial weights, on the two games that settings are chosen on",
+        tuple(
+            Block(("dqn",), TUNED_ON, 5, {**_MILLION, "initial_weights": weights})
+            for weights in ("normal", "uniform", "xavier")
+        ),
+        table="minatar_controls",
+    ),
+    "minatar-controls": Suite(
+        "what each ingredient adds: agents that differ in one, on the five games of MinAtar",
+        tuple(
+            Block((preset,), GAMES, 10, {**_MILLION, **settings}) for preset, settings in _CONTROLS
+        ),
+        table="minatar_controls",
+    ),
     "deep-sea": Suite(
-        "episodes to solve DeepSea of five sizes, by each way to explore",
-        _deep_sea(("dqn", {}), *(("sbm-dqn-ts", {"exploration": way}) for way in _WAYS)),
+        "episodes to solve DeepSea, by each way to explore",
+        _deep_sea(
+            Way("sbm-dqn-ts", {"exploration": "propagated"}, 50),
+            Way("dqn", {}, 30),
+            *(
+                Way("sbm-dqn-ts", {"exploration": way}, 30)
+                for way in ("epsilon", "thompson", "ucb")
+            ),
+        ),
         table="deep_sea",
+    ),
+    "deep-sea-features": Suite(
+        "do features matter? DeepSea with few dimensions: features frozen, and learned in each way",
+        _features(),
+        table="deep_sea_features",
     ),
 }

@@ -53,10 +53,11 @@ FEED_FORWARD: dict[str, Any] = {
 """Agent settings since version 4, and what all earlier runs had in effect."""
 
 
-def with_backbone(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
-    """A config of version 3 as one of version ``schema``, with the choices of that version.
+def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
+    """A config of version 3 or 4 as one of version ``schema``, with the choices of that version.
 
-    Where the fit of θ̂ starts is a setting of its solver since version 4.
+    Where the fit of θ̂ starts is a setting of its solver since version 4. Equal transitions may be
+    one row of Σ since version 5.
     """
     result: dict[str, Any] = {**config, "schema": schema}
     if not isinstance(config.get("agent"), Mapping):
@@ -67,6 +68,9 @@ def with_backbone(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
         start, solver = part.pop("q_start", None), dict(part.get("solver") or {})
         if solver.get("name") == "adam":
             part["solver"] = {"q_start": start or "last", **solver}
+    exploration = agent.get("exploration")
+    if isinstance(exploration, Mapping) and "precision_samples" in exploration:
+        agent["exploration"] = {"precision_distinct": 0, **exploration}
     return result
 
 
@@ -79,7 +83,7 @@ def upgraded(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
         host.pop("cores", None)
     if kind in ("gym", "atari") and host:
         result["host"] = host
-    return with_backbone(result, schema)
+    return with_choices(result, schema)
 
 
 def migrated(config: Mapping[str, Any], schema: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spectral_bellman.disk.archive import is_archive, read_file
-from spectral_bellman.disk.migrate import OldRun, migrated, upgraded, with_backbone
+from spectral_bellman.disk.migrate import OldRun, migrated, upgraded, with_choices
 from spectral_bellman.disk.provenance import write_json
 
 CONFIG = "config.json"
@@ -21,7 +21,7 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of `config.json`. Runs of older versions are reported, and not resumed. Versions 2 and 3
 are translated for that. Version 1, without a number, has one flat record for the agent."""
 
@@ -97,7 +97,7 @@ def read_config(folder: Path, *, migrate: bool = False) -> dict[str, Any]:
             "this run. sbm report still reads it. To go on training or evaluate it, install the "
             f"version that wrote it: {_commit(config)}"
         )
-    return upgraded(config, SCHEMA) if schema == 2 else with_backbone(config, SCHEMA)
+    return upgraded(config, SCHEMA) if schema == 2 else with_choices(config, SCHEMA)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,9 @@ class DeepSea:
     for each cell. In the stochastic version, going right stays in the column with probability
     1 / size (at the same cost), and a step from either corner of the last row adds N(0, 1) to the
     reward. After the last step the observation is zero.
+
+    In the mixed version, observations are the rows of a fixed random rotation, one for each cell:
+    they differ as much as before, and no number of them belongs to one cell.
     """
 
     size: int = 10
@@ -49,6 +52,7 @@ class DeepSea:
     mapping_seed: int | None = 42
     """Seed of the mapping, which is the one that bsuite draws (bsuite's experiments take 42).
     None: action 1 goes right everywhere."""
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 2:
@@ -73,8 +77,15 @@ class DeepSea:
 
     @property
     def observation(self) -> jax.ShapeDtypeStruct:
-        """The grid, one where the diver is."""
-        return jax.ShapeDtypeStruct((self.size, self.size), jnp.float32)
+        """The grid, one where the diver is; mixed: a number for each cell."""
+        shape = (self.size**2,) if self.mixed else (self.size, self.size)
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    @functools.cached_property
+    def rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """What the cells are mixed by."""
+        random = np.random.RandomState(0).normal(size=(self.size**2, self.size**2))
+        return np.linalg.qr(random)[0].astype(np.float32)
 
     @property
     def optimal_return(self) -> float:
@@ -93,7 +104,7 @@ class DeepSea:
         limit, least = (0.8, 100) if self.stochastic else (0.9, 1)
         return episodes >= least and bad_episodes / episodes < limit
 
-    def reset(self, key: RandomKey) -> tuple[DeepSeaState, Float[Array, "size size"]]:
+    def reset(self, key: RandomKey) -> tuple[DeepSeaState, Float[Array, "..."]]:
         """The top left corner; nothing is drawn."""
         state = DeepSeaState(
             jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -126,26 +137,33 @@ class DeepSea:
         diagonal = jnp.eye(self.size, dtype=bool)
         treasure = diagonal & (jnp.arange(self.size) == self.size - 1)[None]
         empty = jnp.where(treasure, 2, diagonal.astype(jnp.int32))
-        kind = jnp.where(self._observe(state) > 0, 3, empty)
+        kind = jnp.where(self._grid(state), 3, empty)
         cell = -(-160 // self.size)
         colours = jnp.array([WATER, PATH, TREASURE, DIVER], jnp.uint8)
         return colours[kind].repeat(cell, axis=0).repeat(cell, axis=1)
 
-    def _observe(self, state: DeepSeaState) -> Float[Array, "size size"]:
+    def _observe(self, state: DeepSeaState) -> Float[Array, "..."]:
+        if not self.mixed:
+            return self._grid(state).astype(jnp.float32)
+        cell = jnp.minimum(state.row * self.size + state.column, self.size**2 - 1)
+        seen = jnp.asarray(self.rotation)[cell]
+        return jnp.where(state.row < self.size, seen, jnp.zeros_like(seen))
+
+    def _grid(self, state: DeepSeaState) -> Bool[Array, "size size"]:
         # Below the last row nothing is equal, which makes the zero observation of the end.
         cells = jnp.arange(self.size, dtype=jnp.int32)
-        return ((cells == state.row)[:, None] & (cells == state.column)[None, :]).astype(
-            jnp.float32
-        )
+        return (cells == state.row)[:, None] & (cells == state.column)[None, :]
 
 
 def make(name: str) -> EnvironmentSpec:
-    """The sea of "deep_sea/N" or "deep_sea_stochastic/N"."""
+    """The sea of "deep_sea/N", "deep_sea_stochastic/N" or "deep_sea_mixed/N"."""
     kind, _, size = name.partition("/")
     if not size.isdigit():
         raise ValueError(f"environment {name!r}: deep_sea needs a size, e.g. deep_sea/10")
-    stochastic = kind == "deep_sea_stochastic"
-    return EnvironmentSpec(name, FAMILY.name, device=DeepSea(int(size), stochastic=stochastic))
+    sea = DeepSea(
+        int(size), stochastic=kind == "deep_sea_stochastic", mixed=kind == "deep_sea_mixed"
+    )
+    return EnvironmentSpec(name, FAMILY.name, device=sea)
 
 
 def suited(
@@ -158,12 +176,17 @@ def suited(
     """
     assert isinstance(spec.device, DeepSea)
     size = spec.device.size
+    exact = agent["exploration"] == "propagated" and not spec.device.stochastic
     width = 2 ** max(7, math.ceil(math.log2(size * (size + 1))))
-    changes = {
+    changes: dict[str, Any] = {
+        # Without noise in the rewards, what was seen once is known.
+        **({"ridge": 1e-4, "propagated_variance": 1e-4} if exact else {}),
         "propagated_iterations": size,
         "features": width,
         "hidden": (width,),
         "precision_samples": 2_000 * size,
+        # Each cell has two actions, and with wind a third outcome.
+        "precision_distinct": 2 * size * size,
         "precision_rounds": 1,
     }
     return (
@@ -178,6 +201,7 @@ FAMILY = Family(
     patterns={
         "deep_sea/N": "bsuite's hard exploration: N steps down a grid, one treasure",
         "deep_sea_stochastic/N": "the same with wind and noisy rewards",
+        "deep_sea_mixed/N": "the same with observations that a fixed rotation has mixed",
     },
     run={"num_envs": 1, "staleness": 1},
     agent={

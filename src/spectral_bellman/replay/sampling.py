@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from spectral_bellman._arrays import RandomKey, Scalar
+from spectral_bellman.replay.distinct import distinct
 from spectral_bellman.replay.ring import Ring, count
 from spectral_bellman.replay.windows import OneStep, Window
 
@@ -58,11 +59,12 @@ def sample(ring: Ring, window: Window, key: RandomKey, shape: tuple[int, ...]) -
     return Sample(window.take(ring, *index), jnp.ones(shape), index)
 
 
-def rows(ring: Ring, window: Window, key: RandomKey, limit: int) -> Rows:
+def rows(ring: Ring, window: Window, key: RandomKey, limit: int, most_distinct: int = 0) -> Rows:
     """All windows if the ring has at most ``limit`` slots, else ``limit`` uniform draws.
 
     Each draw is weighted by (windows held) / limit. In the first case there is a row for every
-    slot, with weight 0 where no window begins.
+    slot, with weight 0 where no window begins. With ``most_distinct``, equal transitions are one
+    row, and there are so many rows.
     """
     num_envs, slots = ring.valid.shape
     starts = window.starts(ring)
@@ -73,6 +75,9 @@ def rows(ring: Ring, window: Window, key: RandomKey, limit: int) -> Rows:
         index = _draw_uniformly(ring, window, key, (limit,))
         weight = jnp.full(limit, jnp.sum(starts).astype(jnp.float32) / limit)
     slot = index.env * slots + index.slot
+    if most_distinct:
+        items, weight, stands = distinct(ring, window, *index, weight, most_distinct)
+        return Rows(items, weight, slot[stands], count(ring))
     return Rows(window.take(ring, *index), weight, slot, count(ring))
 
 

@@ -140,7 +140,8 @@ class Learner:
         agent = self.agent
         if not agent.publish_rows:
             return None
-        return rows(ring, agent.window, jax.random.split(key)[0], agent.publish_rows)
+        row_key, most = jax.random.split(key)[0], agent.publish_distinct
+        return rows(ring, agent.window, row_key, agent.publish_rows, most)
 
     def held_out(self, ring: Ring, key: RandomKey) -> tuple[Any, Rows | None]:
         """What diagnostics look at: items, and rows of the replay for agents with features.
@@ -152,7 +153,8 @@ class Learner:
         items = sample(ring, agent.window, item_key, (agent.diagnostic_items,)).items
         if not agent.diagnostic_rows:
             return items, None
-        return items, rows(ring, agent.window, row_key, agent.diagnostic_rows)
+        most = agent.publish_distinct
+        return items, rows(ring, agent.window, row_key, agent.diagnostic_rows, most)
 
     def terms(self) -> tuple[str, ...]:
         """The names of the terms that a round of learning reports."""

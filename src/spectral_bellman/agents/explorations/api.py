@@ -74,6 +74,8 @@ class Exploration(NamedTuple):
     """actor -> ε of each environment, which acts with the larger of this and the policy's ε."""
     rows: int = 0
     """Rows of the replay that ``publish`` needs; 0 where it needs none."""
+    distinct: int = 0
+    """If positive, equal transitions among the rows are one row, and ``publish`` gets so many."""
     every: int = 1
     """k: ``publish`` gets rows in every k-th round, and None in the other rounds."""
     init: Callable[[RandomKey], Any] = lambda key: ()
@@ -124,13 +126,18 @@ class PrecisionConfig(ExplorationConfig):
     precision_samples: int = 0
     """Transitions that Σ is built from, scaled up to all; the whole replay if it holds no more.
     0: 50 for each feature."""
+    precision_distinct: int = 0
+    """Where transitions repeat: equal ones are one row that counts as many times, and Σ is built
+    from at most so many. 0: every transition is a row."""
     precision_rounds: int = 0
     """k: Σ is rebuilt in every k-th round. 0: as often as possible, as long as Σ costs at most a
     quarter of the learning."""
 
     def __post_init__(self) -> None:
         require_all(
-            self, not_negative=("precision_samples", "precision_rounds"), positive=("ridge",)
+            self,
+            not_negative=("precision_samples", "precision_distinct", "precision_rounds"),
+            positive=("ridge",),
         )
 
     def rows(self, dimension: int) -> int:
@@ -145,7 +152,7 @@ class PrecisionConfig(ExplorationConfig):
         forward pass.
         """
         affordable = max(context.round_items, 1)  # passes: a quarter of four for each item
-        passes = self.passes * self.rows(context.dimension)
+        passes = self.passes * (self.precision_distinct or self.rows(context.dimension))
         return self.precision_rounds or -(-passes // affordable)
 
 

@@ -67,6 +67,7 @@ class NoiseConfig(PrecisionConfig):
             values=values,
             epsilon=lambda agent_steps: jnp.zeros(()),
             rows=self.rows(d),
+            distinct=self.precision_distinct,
             every=self.rounds(context),
             publish=publish,
             diagnose=_diagnose,

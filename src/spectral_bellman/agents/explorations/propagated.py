@@ -131,6 +131,7 @@ class Propagated(PrecisionConfig):
             values=lambda theta, noise, actor, phi: jnp.einsum("nad,nd->na", phi, actor.parameters),
             epsilon=lambda agent_steps: jnp.zeros(()),
             rows=self.rows(d),
+            distinct=self.precision_distinct,
             every=self.rounds(context),
             publish=publish,
         )
