@@ -38,6 +38,7 @@ from spectral_bellman.report.report import summarise, tables_of
 from spectral_bellman.report.runs import Run, find_runs, load_run
 from spectral_bellman.report.tables import to_markdown
 from spectral_bellman.scores import MINATAR, human_normalized
+from spectral_bellman.training.config import configure
 from spectral_bellman.training.runner import train
 
 # A family as somebody else would write it: all of it is here.
@@ -465,3 +466,18 @@ def test_nonsense_is_a_type_error_that_says_what_an_environment_is(nonsense):
         TypeError, match=f"an environment is a name .*gymnasium.Env.*got {type(nonsense).__name__}"
     ):
         make(nonsense)
+
+
+@pytest.mark.parametrize(
+    ("env", "exploration", "ridge"),
+    [
+        ("deep_sea/5", "propagated", 1e-4),
+        ("deep_sea/5", "thompson", 0.01),
+        ("deep_sea_stochastic/5", "propagated", 0.01),
+    ],
+)
+def test_what_was_seen_once_is_known_where_rewards_are_exact(env, exploration, ridge):
+    config = configure("sbm-dqn-ts", make(env), {"exploration": exploration})
+    found = config.agent.exploration
+    assert found.ridge == ridge
+    assert getattr(found, "propagated_variance", ridge) == ridge

@@ -176,7 +176,7 @@ def suited(
     """
     assert isinstance(spec.device, DeepSea)
     size = spec.device.size
-    exact = agent["exploration"] == "propagated" and not spec.device.stochastic
+    exact = agent.get("exploration") == "propagated" and not spec.device.stochastic
     width = 2 ** max(7, math.ceil(math.log2(size * (size + 1))))
     changes: dict[str, Any] = {
         # Without noise in the rewards, what was seen once is known.
