@@ -24,7 +24,7 @@ from spectral_bellman.training.host_runner import Opener
 from spectral_bellman.training.programs import compiled_over_seeds
 from spectral_bellman.training.progress import say
 from spectral_bellman.training.rollout import select
-from spectral_bellman.training.runner import build, host_opener
+from spectral_bellman.training.runner import HostOpener, build
 from spectral_bellman.training.seeds import Seeds
 
 BARE = "random actions, no agent"
@@ -49,7 +49,7 @@ def bench(
         prepared: dict[str, Seeds] = {}
         if configs[base].emulated:
             status.update(f"{configs[base].num_envs} emulators: loading; presets: compiling")
-            kept = _KeptOpen(host_opener(configs[base], spec))
+            kept = _KeptOpen(HostOpener(configs[base], spec))
             prepared = {name: build(config, spec, kept) for name, config in configs.items()}
             with ThreadPoolExecutor(len(prepared)) as pool:
                 list(pool.map(Seeds.prepare, prepared.values()))
@@ -165,10 +165,10 @@ class _KeptOpen:
 
 def _bare_emulators(kept: _KeptOpen, config: TrainConfig, seconds: float) -> dict[str, float]:
     """Agent steps/s of the emulators with random actions: one group alone, and all in turn."""
-    size = config.num_envs // config.on_host.groups
+    size = config.num_envs // config.on_host.parts
     pools = []
     for seed in range(config.first_seed, config.first_seed + config.seeds):
-        for group in range(config.on_host.groups):
+        for group in range(config.on_host.parts):
             pool = kept(seed, [group * size + i for i in range(size)], 0)
             assert isinstance(pool, SplitStep)
             pool.reset()

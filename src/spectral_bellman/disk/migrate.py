@@ -68,6 +68,8 @@ def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
         start, solver = part.pop("q_start", None), dict(part.get("solver") or {})
         if solver.get("name") == "adam":
             part["solver"] = {"q_start": start or "last", **solver}
+    if isinstance(result.get("host"), Mapping):
+        result["host"] = {"actors": 0, "cluster": "", **result["host"]}
     exploration = agent.get("exploration")
     if isinstance(exploration, Mapping) and "precision_samples" in exploration:
         agent["exploration"] = {"precision_distinct": 0, **exploration}

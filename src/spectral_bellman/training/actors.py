@@ -90,9 +90,10 @@ class HostActor:
 
     def collect_later(self, number: int, policy: Callable[[], Any], key: Array) -> Future[Part]:
         """Round ``number``, as soon as the thread is free and ``policy()`` is there."""
-        return self.submit(self._collect, number, policy, key)
+        return self.submit(self.collect, number, policy, key)
 
-    def _collect(self, number: int, policy_of: Callable[[], Any], key: Array) -> Part:
+    def collect(self, number: int, policy_of: Callable[[], Any], key: Array) -> Part:
+        """Round ``number``, in the thread of the caller."""
         policy = policy_of()
         assert self.state is not None
         state, buffer = self.state, self._new_buffer()

@@ -30,6 +30,10 @@ class HostSettings:
 
     groups: int = 1
     """Groups that the environments form; one chooses actions while others step."""
+    actors: int = 0
+    """Processes that the environments are divided among, through Ray. 0: this process alone."""
+    cluster: str = ""
+    """Address of the Ray cluster that they run on, or auto. By default, this machine alone."""
     dispatch_steps: int = 0
     """Gradient steps that are sent to the device at once; 0: all."""
     replay_memory: Literal["device", "host"] = "device"
@@ -38,7 +42,13 @@ class HostSettings:
     """off leaves the replay out of checkpoints, and a resume fills it anew."""
 
     def __post_init__(self) -> None:
-        choices.require_all(self, count=("groups",), not_negative=("dispatch_steps",))
+        choices.require_all(self, count=("groups",), not_negative=("dispatch_steps", "actors"))
+        choices.require(self, "cluster", bool(self.actors) or not self.cluster, "with --actors")
+
+    @property
+    def parts(self) -> int:
+        """Groups of the environments: one for each actor, if there are some."""
+        return self.actors or self.groups
 
 
 @dataclass(frozen=True)
@@ -133,10 +143,11 @@ class TrainConfig:
                 "first_seed",
             ),
         )
-        groups = self.on_host.groups
+        groups = self.on_host.parts
         if self.num_envs % groups:
+            name = "--actors" if self.on_host.actors else "--groups"
             raise ValueError(
-                f"--num-envs {self.num_envs} cannot be divided into --groups {groups} of one size"
+                f"--num-envs {self.num_envs} cannot be divided into {name} {groups} of one size"
             )
 
     @property

@@ -48,7 +48,7 @@ class HostPrograms:
     ) -> None:
         """``shown``: what an environment returns; ``stack``: frames in an observation, or 0."""
         self.config, self.agent, self._shown, self._stack = config, agent, shown, stack
-        self._size = config.num_envs // config.on_host.groups
+        self._size = config.num_envs // config.on_host.parts
         self._learner = Learner(agent, config.on_host.dispatch_steps, config.first_learning_round)
         self._extras = extras_of(agent)
         self.pieces = {
@@ -150,7 +150,7 @@ class HostPrograms:
         )
         # All at once: what belongs to an environment may depend on its place among all.
         actor = self.agent.init_actor(self.config.num_envs, actor_keys(actor_key, 0)[0])
-        groups = range(self.config.on_host.groups)
+        groups = range(self.config.on_host.parts)
         cuts = [slice(group * self._size, (group + 1) * self._size) for group in groups]
         actors = tuple(
             HostActorState(
@@ -205,7 +205,7 @@ class HostPrograms:
         flags = jax.ShapeDtypeStruct(blank.shape[:2], jnp.bool_)
         numbers = jax.ShapeDtypeStruct(flags.shape, jnp.float32)
         part = Part(buffer, actor.frame, blank, numbers, numbers, flags, flags)
-        parts = (part,) * config.on_host.groups
+        parts = (part,) * config.on_host.parts
         when = jax.ShapeDtypeStruct((3,), jnp.int32)
         one = (actor.frame, actor.first, actor.reward, actor.action)
         found: dict[str, Definition] = {

@@ -66,7 +66,7 @@ class HostRunner:
     ) -> None:
         """``background``: whether evaluations go on beside training."""
         self.config, self.background = config, background
-        self._name, self._open = name, opener
+        self._name, self._open, self._build = name, opener, build
         one = opener(config.first_seed, [0], EVALUATION)
         shown, stack = one.observation, one.stack
         observation = jax.ShapeDtypeStruct((stack, *shown.shape), shown.dtype) if stack else shown
@@ -280,7 +280,12 @@ class HostRunner:
         if self.actors:
             return
         config, compiler = self.config, self._compiler
-        indices = np.arange(config.num_envs).reshape(config.on_host.groups, -1).tolist()
+        indices = np.arange(config.num_envs).reshape(config.on_host.parts, -1).tolist()
+        if config.on_host.actors:
+            from spectral_bellman.training import ray_actors
+
+            self.actors += ray_actors.start(config, self._open, self._build, indices)
+            return
         blank = compiler.blank()
         for group, part in enumerate(indices):
             self.actors.append(

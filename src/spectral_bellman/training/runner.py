@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import threading
@@ -21,7 +22,7 @@ from spectral_bellman.disk import checkpoint, run_folder
 from spectral_bellman.disk.log import MetricsLog
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.api import EnvironmentSpec, VectorEnvironment
-from spectral_bellman.environments.catalogue import FAMILIES, make
+from spectral_bellman.environments.catalogue import FAMILIES, family_of, make
 from spectral_bellman.training import memory, records, saving
 from spectral_bellman.training.config import TrainConfig, configure, read_config, to_json
 from spectral_bellman.training.device_runner import DeviceRunner
@@ -165,12 +166,10 @@ def build(config: TrainConfig, spec: EnvironmentSpec, opener: Opener | None = No
     Args:
       config: the run.
       spec: its environment.
-      opener: opens environments on the host, in place of ``host_opener``.
+      opener: opens environments on the host, in place of ``HostOpener``.
     """
 
-    def agent(observation: jax.ShapeDtypeStruct, num_actions: int) -> QAgent:
-        return QAgent(config.agent, observation, num_actions)
-
+    agent = functools.partial(QAgent, config.agent)
     device = spec.with_protocol(config.protocol).device
     if device is not None:
 
@@ -178,7 +177,7 @@ def build(config: TrainConfig, spec: EnvironmentSpec, opener: Opener | None = No
             return DeviceRunner(part, device, agent(device.observation, device.num_actions))
 
         return Seeds(config, on_device)
-    open_host = opener or host_opener(config, spec)
+    open_host = opener or HostOpener(config, spec)
     background = FAMILIES[spec.family].steps_beside_python
 
     def on_host(part: TrainConfig) -> HostRunner:
@@ -187,15 +186,28 @@ def build(config: TrainConfig, spec: EnvironmentSpec, opener: Opener | None = No
     return Seeds(config, on_host, host=True)
 
 
-def host_opener(config: TrainConfig, spec: EnvironmentSpec) -> Opener:
-    """Opens environments on the host."""
-    threads = max(1, (getattr(config.host, "cores", 0) or os.cpu_count() or 1) // config.seeds)
-    played = spec.with_protocol(config.protocol)
+@dataclasses.dataclass(frozen=True)
+class HostOpener:
+    """Opens the environments of a run on the host, in any process that it is sent to."""
 
-    def opener(seed: int, indices: list[int], stream: int) -> VectorEnvironment:
-        return played.open(seed, indices, stream, threads)
+    config: TrainConfig
+    spec: EnvironmentSpec
 
-    return opener
+    def __call__(self, seed: int, indices: list[int], stream: int) -> VectorEnvironment:
+        """These environments of a seed."""
+        cores = getattr(self.config.host, "cores", 0) or os.cpu_count() or 1
+        threads = max(1, cores // self.config.seeds)
+        return self.spec.with_protocol(self.config.protocol).open(seed, indices, stream, threads)
+
+    def __reduce__(self) -> Any:
+        # What the catalogue knows is made again from its name.
+        if family_of(self.spec.name) is None:
+            return HostOpener, (self.config, self.spec)
+        return _opener_of, (self.config,)
+
+
+def _opener_of(config: TrainConfig) -> HostOpener:
+    return HostOpener(config, make(config.env))
 
 
 def _go(
