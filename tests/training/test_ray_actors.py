@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ import pytest
 from rich.console import Console
 
 from spectral_bellman.training import ray_actors
+from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.runner import resume, train
 
-# Not at the top: ``connect`` says how Ray is to be imported.
-ray_actors.connect("")
-import ray  # noqa: E402
+ray = connect("")  # not imported: ``connect`` says how it is to be imported
 
 SMALL = {
     "frames": 2_400,
@@ -40,13 +38,9 @@ NOT_LEARNED = ("wall_s", "frames_per_s", "checkpoint_s", "checkpoint_mb")
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
     """One Ray for the file."""
-    ray_actors.connect("")
+    connect("")
     yield
     ray.shutdown()
-
-
-def test_without_a_cluster_nobody_else_can_reach_it():
-    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
 
 
 @pytest.fixture
@@ -151,12 +145,6 @@ def test_an_actor_that_always_dies_ends_the_run_with_advice(monkeypatch):
     with pytest.raises(RuntimeError, match="actor 1 died 5 times in a row: look at the memory"):
         actor.ask("save")
     assert actor.deaths == 5
-
-
-def test_without_the_extra_the_message_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'spectral_bellman\[ray\]'.*--groups"):
-        ray_actors.connect("")
 
 
 @pytest.mark.parametrize(

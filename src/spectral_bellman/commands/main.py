@@ -73,6 +73,7 @@ def suite(
     keep: Path = Path("results"),
     minutes: float = 0.0,
     at_once: int = 1,
+    cluster: str = "",
     dry_run: bool = False,
 ) -> None:
     """Run what a suite of runs lacks: begin what is missing, resume what was cut.
@@ -84,6 +85,8 @@ def suite(
         summary and a thinned log. What is there is not run again.
       minutes: stop after so many, with nothing lost; 0 for never.
       at_once: runs side by side, which share the accelerator and divide the cores.
+      cluster: address of a Ray cluster whose nodes the runs go to, or auto for the one that this
+        machine belongs to. --out must be a folder that all nodes share.
       dry_run: say what would be run, and stop.
     """
     from spectral_bellman.commands.lists import named
@@ -91,7 +94,7 @@ def suite(
     from spectral_bellman.commands.suites import SUITES
 
     if name:
-        suite(name, out, keep, minutes, at_once, dry_run, Console())
+        suite(name, out, keep, minutes, at_once, dry_run, Console(), cluster)
         return
     table = named("suite", "what it shows")
     for key, value in SUITES.items():

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from spectral_bellman._names import did_you_mean, flag_of
 from spectral_bellman.commands.keeping import keep_finished
+from spectral_bellman.commands.on_cluster import on_cluster
 from spectral_bellman.commands.planning import Job, changes, plan
 from spectral_bellman.commands.side_by_side import cores_for_each, side_by_side
 from spectral_bellman.commands.suites import SUITES
@@ -20,7 +21,14 @@ from spectral_bellman.training.progress import say
 
 
 def suite(
-    name: str, out: Path, keep: Path, minutes: float, at_once: int, dry_run: bool, console: Console
+    name: str,
+    out: Path,
+    keep: Path,
+    minutes: float,
+    at_once: int,
+    dry_run: bool,
+    console: Console,
+    cluster: str = "",
 ) -> None:
     """Run what a suite lacks; see ``sbm suite --help``."""
     if name not in SUITES:
@@ -62,9 +70,12 @@ def suite(
             f"about {math.ceil(left)} minutes to go",
         )
 
-    side_by_side(
-        {job.name: _arguments(job, at_once) for job in jobs}, console, at_once, minutes, ended
-    )
+    commands = {job.name: _arguments(job, at_once) for job in jobs}
+    if cluster:
+        placed = {job.name: (job.folder, commands[job.name]) for job in jobs}
+        on_cluster(placed, console, cluster, at_once, minutes, ended)
+    else:
+        side_by_side(commands, console, at_once, minutes, ended)
     if len(done) < len(jobs):
         say(
             console,

@@ -12,7 +12,6 @@ before all of it has come back.
 import functools
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from spectral_bellman.agents.api import Agent
 from spectral_bellman.environments.api import TRAINING, VectorEnvironment
 from spectral_bellman.training.actors import HostActor, HostActorState, Part
+from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.config import TrainConfig
 
 ANSWER_SECONDS = 600.0
@@ -34,39 +34,6 @@ SAVE_ROUNDS = 32
 """Rounds between two saved states of the environments."""
 MOST_DEATHS = 5
 """Deaths of an actor in a row, without a round in between, after which the run ends."""
-LOCAL_SLOTS = 1_000
-"""Actors that fit on a machine without a cluster: the system shares the cores among them."""
-
-
-def connect(cluster: str) -> None:
-    """Start Ray on this machine, seen by nobody else, or join the cluster at an address."""
-    if not cluster:
-        # Read when Ray is imported. Without clusters, which is the default of other systems, Ray
-        # listens on 127.0.0.1 alone.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ValueError(
-            "--actors needs Ray: pip install 'spectral_bellman[ray]', or take --groups, whose "
-            "actors are threads"
-        ) from None
-    if ray.is_initialized():
-        return
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    local = {"include_dashboard": False, "num_cpus": LOCAL_SLOTS}
-    try:
-        with warnings.catch_warnings():
-            # JAX warns of os.fork. What Ray forks becomes another program at once.
-            warnings.simplefilter("ignore")
-            ray.init(**quiet, **({"address": cluster} if cluster else local))
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        if not cluster:
-            raise
-        raise ValueError(
-            f"no Ray cluster at --cluster {cluster!r} ({error}): start one with ray start --head, "
-            "or leave --cluster out to use this machine"
-        ) from error
 
 
 class Collector:
@@ -255,12 +222,13 @@ def start(
     indices: list[list[int]],
 ) -> list[RayActor]:
     """An actor for each group of environments."""
-    connect(config.on_host.cluster)
-    import ray
-
-    # Acting is light, and an accelerator belongs to the learner.
+    cluster = config.on_host.cluster
+    ray = connect(cluster)
+    # Acting is light, and an accelerator belongs to the learner. On one machine the system shares
+    # the cores, however many actors there are.
     runtime = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
-    remote: Any = ray.remote(num_cpus=1, max_restarts=0, runtime_env=runtime)(Collector)
+    cores = 1 if cluster else 0
+    remote: Any = ray.remote(num_cpus=cores, max_restarts=0, runtime_env=runtime)(Collector)
     shared = Shared()
 
     def begin(group: int, part: list[int]) -> Any:

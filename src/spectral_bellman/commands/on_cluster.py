@@ -1,0 +1,244 @@
+"""The runs of a suite on the nodes of a Ray cluster, with one line for each in the terminal."""
+
+import collections
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from spectral_bellman.commands.side_by_side import STOPPED
+from spectral_bellman.disk.run_folder import CONFIG
+from spectral_bellman.training.cluster import connect
+from spectral_bellman.training.progress import say
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the runs."""
+BEGIN_SECONDS = 120.0
+"""For a node to begin a run."""
+MOST_LOSSES = 5
+"""Nodes under which one run may be lost, before it counts as failed."""
+LOST = 1_000
+"""In place of the exit status of a run whose node is gone."""
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+class Process:
+    """A run on a node: ``sbm`` in a process of its own, which ends when this one does."""
+
+    def __init__(self, arguments: list[str], folder: str, sign: str) -> None:
+        if not Path(sign).exists():
+            raise FileNotFoundError(
+                f"{os.uname().nodename} does not see {Path(sign).parent}: --out must be a folder "
+                "that all nodes share"
+            )
+        # What was begun, on another node perhaps, goes on.
+        begun = (Path(folder) / CONFIG).exists()
+        self._lines: collections.deque[str] = collections.deque(maxlen=100)
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "spectral_bellman",
+                *(["resume", folder] if begun else arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip():
+                self._lines.append(line.rstrip())
+
+    def look(self) -> tuple[str, list[str], int | None]:
+        """The node, what was said since the last look, and the exit status."""
+        ended = self._process.poll()
+        if ended is not None:
+            self._reader.join()
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        return os.uname().nodename, lines, ended
+
+    def stop(self) -> None:
+        """As by Ctrl-C: the run leaves a checkpoint."""
+        self._process.send_signal(signal.SIGINT)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+class Running(NamedTuple):
+    """A run that a node has."""
+
+    handle: Any
+    begun: float
+
+
+def on_cluster(
+    commands: Mapping[str, tuple[Path, Sequence[str]]],
+    console: Console,
+    cluster: str,
+    at_once: int = 1,
+    minutes: float = 0.0,
+    ended: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run ``sbm`` with each list of arguments, on whatever node has room.
+
+    A run whose node is lost is resumed on another, from its last checkpoint. A stop (Ctrl-C)
+    reaches all runs, and each leaves a checkpoint. A run that fails does not stop the others.
+
+    Args:
+      commands: name -> its folder, and the arguments that begin it.
+      console: where the runs are shown.
+      cluster: address of the cluster, or auto.
+      at_once: runs that share a GPU, or a node without one.
+      minutes: after which all are stopped; 0 for never.
+      ended: told the name of each that has ended well.
+    """
+    ray = connect(cluster)
+    board, waiting, running = Board(console), list(commands), dict[str, Running]()
+    failed: list[str] = []
+    losses: collections.Counter[str] = collections.Counter()
+    until, stopping = time.monotonic() + 60 * (minutes or math.inf), False
+    sign = next(iter(commands.values()))[0].parent / f".seen-{uuid.uuid4().hex[:8]}"
+    sign.parent.mkdir(parents=True, exist_ok=True)
+    sign.touch()
+
+    def stop() -> None:
+        nonlocal stopping
+        stopping = True
+        waiting.clear()
+        for run in running.values():
+            run.handle.stop.remote()
+
+    try:
+        with board:
+            while waiting or running:
+                try:
+                    room = _rooms(ray, at_once) - len(running)
+                    for name in [waiting.pop(0) for _ in range(min(len(waiting), max(room, 0)))]:
+                        folder, arguments = commands[name]
+                        handle = _remote(ray, at_once).remote(
+                            list(arguments), str(folder.absolute()), str(sign.absolute())
+                        )
+                        running[name] = Running(handle, time.monotonic())
+                        board.show(name, "", "begins")
+                    for name in list(running):
+                        status = _look(ray, running[name], name, board)
+                        if status is None:
+                            continue
+                        del running[name]
+                        if status == 0:
+                            board.show(name, "", "finished")
+                            ended(name)
+                        elif status == LOST:
+                            losses[name] += 1
+                            if losses[name] >= MOST_LOSSES:
+                                failed.append(name)
+                            elif not stopping:
+                                board.show(name, "", "its node is lost: it goes on elsewhere")
+                                waiting.append(name)
+                        elif not (stopping and status in STOPPED):
+                            failed.append(name)
+                    if time.monotonic() > until:
+                        until = math.inf
+                        stop()
+                    time.sleep(LOOK_SECONDS)
+                except KeyboardInterrupt:
+                    stop()
+    finally:
+        sign.unlink(missing_ok=True)
+        for run in running.values():
+            ray.kill(run.handle)
+    if failed:
+        raise ValueError(
+            f"{', '.join(failed)} failed: the reason is printed above; the other runs are complete"
+        )
+
+
+def _look(ray: Any, run: Running, name: str, board: "Board") -> int | None:
+    try:
+        node, lines, status = ray.get(run.handle.look.remote(), timeout=BEGIN_SECONDS)
+    except ray.exceptions.RayActorError as error:
+        cause = str(error)
+        if "FileNotFoundError" in cause:  # its beginning failed, and will again
+            raise ValueError(next(x for x in cause.splitlines() if "--out must" in x)) from None
+        return LOST
+    except ray.exceptions.GetTimeoutError:
+        return LOST
+    for line in lines:
+        board.show(name, node, line)
+    return None if status is None else int(status)
+
+
+def _rooms(ray: Any, at_once: int) -> int:
+    """Runs that the living nodes have room for."""
+    rooms = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            gpus = int(node["Resources"].get("GPU", 0))
+            rooms += at_once * (gpus or 1)
+    return rooms
+
+
+def _remote(ray: Any, at_once: int) -> Any:
+    """A ``Process`` with its share of a node."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpu = min((each["GPU"] for each in alive if "GPU" in each), default=0)
+    cores = min(each.get("CPU", 1) / (at_once * max(1, each.get("GPU", 0))) for each in alive)
+    share = {"num_gpus": 1 / at_once if gpu else 0, "num_cpus": max(1, int(cores))}
+    return ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **share)(Process)
+
+
+class Board:
+    """A line for each run: on a terminal one that changes, else what each says."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: dict[str, tuple[str, str]] = {}
+        self._live = Live(console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> "Board":
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *given: Any) -> None:
+        if self._live:
+            self._live.__exit__(*given)
+
+    def show(self, name: str, node: str, line: str) -> None:
+        """The newest that is known of a run."""
+        node = node or self._last.get(name, ("", ""))[0]
+        self._last[name] = (node, line)
+        if self._live is None:
+            say(self._console, f"{name} {f'on {node}: ' if node else ''}{line}")
+            return
+        table = Table(box=None)
+        for head in ("run", "node", ""):
+            table.add_column(head, overflow="fold")
+        for run, (where, text) in self._last.items():
+            table.add_row(Text(run), Text(where), Text(text))
+        self._live.update(table)
