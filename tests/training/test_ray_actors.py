@@ -4,8 +4,11 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,3 +162,84 @@ def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(tmp_path / "x", FEED_FORWARD, **settings)
     assert not (tmp_path / "x").exists()
+
+
+COMMAND = """
+import json, sys
+from rich.console import Console
+from spectral_bellman.training.runner import resume, train
+out, given, quiet = sys.argv[1], json.loads(sys.argv[2]), Console(quiet=True)
+if given:
+    train(given.pop("preset"), env="gym/CartPole-v1", out=out, console=quiet, **given)
+else:
+    resume(out, console=quiet)
+"""
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_goes_on_from_its_checkpoint_with_new_actors(tmp_path):
+    given = {**SMALL, **FEED_FORWARD, "actors": 2, "frames": 12_800, "checkpoint_minutes": 0.02}
+
+    def command(out: Path, how: dict[str, Any]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", COMMAND, str(out), json.dumps(how)])
+
+    assert command(tmp_path / "whole", given).wait() == 0
+    cut, how, kills, rng = tmp_path / "cut", given, 0, random.Random(1)
+    while not (cut / "summary.json").exists():
+        process = command(cut, how)
+        before = len(list(cut.glob("checkpoints/*")))
+        while process.poll() is None and kills < 3:
+            if list(cut.glob("checkpoints/*")) and len(list(cut.glob("checkpoints/*"))) >= before:
+                time.sleep(rng.uniform(3.0, 6.0))
+                if process.poll() is None:
+                    process.kill()
+                    kills += 1
+                break
+            time.sleep(0.05)
+        process.wait()
+        how = {}
+    assert kills >= 1
+    assert logged(cut) == logged(tmp_path / "whole")
+    assert not processes_left(), "actors end with their learner"
+
+
+def processes_left() -> list[str]:
+    """Collectors that are still there, a while after."""
+    for _ in range(50):
+        found = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+        left = [name.decode() for name in found if b"ray::Collector" in name]
+        if not left:
+            return []
+        time.sleep(0.2)
+    return left
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_and_its_actors_go_on_elsewhere(tmp_path, begun):
+    from ray.cluster_utils import Cluster
+
+    expected = run(tmp_path / "g", FEED_FORWARD, groups=2, frames=12_800)
+    ray.shutdown()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        lost = cluster.add_node(num_cpus=2)
+    try:
+        connect(cluster.address)
+
+        def lose() -> None:
+            while len(begun) < 2 or any(actor.state is None for actor in begun):
+                time.sleep(0.05)
+            time.sleep(1.0)
+            cluster.remove_node(lost, allow_graceful=False)
+
+        thread = threading.Thread(target=lose)
+        thread.start()
+        found = run(tmp_path / "a", FEED_FORWARD, actors=2, cluster=cluster.address, frames=12_800)
+        thread.join()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        connect("")
+    assert found == expected
+    assert sum(actor.deaths for actor in begun) >= 1, "the run ended before its node was lost"
