@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from spectral_bellman.agents import AgentConfig
+from spectral_bellman.agents.backbones import Recurrent
 from spectral_bellman.agents.explorations import UCB, Epsilon, Propagated, Thompson
 from spectral_bellman.agents.representations import MSE, PVN, TD, Linear, Plain, Spectral
 from spectral_bellman.agents.representations.api import AdamSolver, LeastSquares
@@ -66,3 +67,9 @@ def test_the_largest_value_is_that_of_the_largest_reward_for_ever():
     config = AgentConfig(discount=0.75, reward_clip=0.5)
     assert config.largest_value == 2
     assert dataclasses.replace(config, reward_clip=0.0).largest_value == 4
+
+
+def test_sequences_are_not_merged():
+    recurrent = {"backbone": Recurrent(), "exploration": Thompson(precision_distinct=5)}
+    with pytest.raises(ValueError, match=r"--precision-distinct merges .* learns from sequences"):
+        AgentConfig(representation=TD(), **recurrent)

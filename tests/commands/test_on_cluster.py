@@ -38,6 +38,7 @@ def test_a_suite_on_this_machine_alone(tmp_path, monkeypatch):
     assert not list((tmp_path / "out" / "tiny").glob(".seen-*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setitem(SUITES, "tiny", tiny(2, 60))
     bad = tmp_path / "out" / "tiny" / "dqn-hidden=(8,)-learning_rate=0.01-deep_sea-3-seed-0"

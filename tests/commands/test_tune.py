@@ -83,7 +83,7 @@ def test_a_lane_is_the_run_of_its_setting_and_seed(tmp_path: Path) -> None:
         ({"fixed": "[1]"}, "--fixed must be a JSON object"),
         ({"settings": '{"learning_rat": [1.0]}'}, "did you mean learning_rate"),
         ({"settings": '{"noise_scale": [1.0]}'}, "--noise-scale has no use here"),
-        ({"settings": '{"learning_rate": [-1.0]}'}, "--learning-rate must be positive"),
+        ({"settings": '{"learning_rate": [-1.0]}'}, "--learning-rate must be 0 or more"),
     ],
 )
 def test_a_mistake_is_refused(tmp_path: Path, changes: dict, message: str) -> None:

@@ -58,8 +58,9 @@ def test_of_equal_pixels_the_first_has_the_gradient():
 
 
 @pytest.mark.parametrize("way", [Section.in_pixels, Section.in_blocks_where_narrow])
-@pytest.mark.parametrize("size", [(8, 12), (12, 6), (11, 7), (5, 6)])
-@pytest.mark.parametrize(("channels", "filters"), [(4, 6), (8, 32), (32, 6)])
+@pytest.mark.parametrize(
+    ("size", "channels", "filters"), [((8, 12), 4, 6), ((12, 6), 8, 32), ((11, 7), 4, 6)]
+)
 def test_a_section_is_its_definition_and_so_is_its_gradient(size, channels, filters, way):
     section = jax.tree.map(lambda x: x + 0.1, Section(channels, filters, jax.random.key(0)))
     image = jnp.asarray(np.random.default_rng(1).normal(size=(*size, channels)), jnp.float32)

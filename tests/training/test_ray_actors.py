@@ -72,7 +72,13 @@ def logged(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(x).items() if k not in NOT_LEARNED} for x in lines]
 
 
-@pytest.mark.parametrize("agent", [FEED_FORWARD, RECURRENT], ids=["feed-forward", "recurrent"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param(FEED_FORWARD, id="feed-forward"),
+        pytest.param(RECURRENT, id="recurrent", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_with_actors_is_the_run_with_groups_of_their_size(tmp_path, agent):
     assert run(tmp_path / "a", agent, actors=2) == run(tmp_path / "g", agent, groups=2)
 
@@ -116,7 +122,8 @@ def pid(actor: ray_actors.RayActor) -> int | None:
         return None
 
 
-def test_a_stopped_run_goes_on_with_new_actors(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_new_actors(tmp_path):
     """The checkpoint holds the running episodes of every actor."""
     whole = run(tmp_path / "whole", FEED_FORWARD, actors=2)
     run(tmp_path / "cut", FEED_FORWARD, actors=2, frames=1_200)
@@ -148,6 +155,18 @@ def test_an_actor_that_always_dies_ends_the_run_with_advice(monkeypatch):
     with pytest.raises(RuntimeError, match="actor 1 died 5 times in a row: look at the memory"):
         actor.ask("save")
     assert actor.deaths == 5
+
+
+def test_an_error_of_an_environment_is_the_error_of_the_run():
+    @ray.remote(num_cpus=0)
+    class Wrong:
+        def save(self) -> None:
+            raise ValueError("the environment is broken")
+
+    actor = ray_actors.RayActor(0, Wrong.remote, ray_actors.Shared())
+    with pytest.raises(ValueError, match=r"^the environment is broken$"):
+        actor.ask("save")
+    assert actor.deaths == 0
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def suited(
     """
     assert isinstance(spec.device, DeepSea)
     size = spec.device.size
+    recurrent = agent.get("backbone") == "recurrent"
     exact = agent.get("exploration") == "propagated" and not spec.device.stochastic
     width = 2 ** max(7, math.ceil(math.log2(size * (size + 1))))
     changes: dict[str, Any] = {
@@ -185,8 +186,8 @@ def suited(
         "features": width,
         "hidden": (width,),
         "precision_samples": 2_000 * size,
-        # Each cell has two actions, and with wind a third outcome.
-        "precision_distinct": 2 * size * size,
+        # Each cell has two actions, and with wind a third outcome. Histories do not repeat.
+        "precision_distinct": 0 if recurrent else 2 * size * size,
         "precision_rounds": 1,
     }
     return (

@@ -175,6 +175,8 @@ class RayActor(HostActor):
                     "machine and its network. Nothing is lost: sbm resume goes on from the last "
                     "checkpoint"
                 ) from None
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None  # as if it had happened here
             except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
                 self._replace()
         raise RuntimeError(
