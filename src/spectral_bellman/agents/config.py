@@ -125,7 +125,8 @@ class AgentConfig:
                 "--noise-bound bounds the noise by R_max/(1 − γ), which is no bound on rescaled "
                 "values: take --no-noise-bound, or --rescaling 0"
             )
-        if self.backbone.rows > 1 and getattr(self.exploration, "precision_distinct", 0):
+        merged = getattr(self.exploration, "precision_distinct", 0)
+        if merged and self.backbone.rows > 1:
             raise ValueError(
                 "--precision-distinct merges equal transitions, and --backbone "
                 f"{self.backbone.name} learns from sequences: leave it at 0"
