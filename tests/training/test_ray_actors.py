@@ -20,7 +20,8 @@ from spectral_bellman.training import ray_actors
 from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.runner import resume, train
 
-ray = connect("")  # not imported: ``connect`` says how it is to be imported
+ray: Any = None
+"""Not imported: ``connect`` says how it is to be imported."""
 
 SMALL = {
     "frames": 2_400,
@@ -41,7 +42,8 @@ NOT_LEARNED = ("wall_s", "frames_per_s", "checkpoint_s", "checkpoint_mb")
 @pytest.fixture(scope="module", autouse=True)
 def local_ray() -> Iterator[None]:
     """One Ray for the file."""
-    connect("")
+    global ray
+    ray = connect("")
     yield
     ray.shutdown()
 
