@@ -12,7 +12,16 @@ from spectral_bellman.commands.suite import suite
 from spectral_bellman.commands.suites import SUITES, Block, Suite
 from spectral_bellman.disk.run_folder import CONFIG, SUMMARY
 from spectral_bellman.report.runs import find_runs
+from spectral_bellman.training import cluster
 from spectral_bellman.training.cluster import connect
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    """Another test's is not ours."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "started_here", lambda: "")
+
 
 SHORT = {"eval_episodes": 1, "score_episodes": 1, "hidden": (8,), "checkpoint_minutes": 0.05}
 
@@ -36,6 +45,8 @@ def test_a_suite_on_this_machine_alone(tmp_path, monkeypatch):
     assert said.count(": finished, ") == 2, "what the runs say is shown"
     assert len(find_runs([tmp_path / "keep" / "small"])) == 2
     assert not list((tmp_path / "out" / "tiny").glob(".seen-*"))
+    suite("tiny", tmp_path / "out", tmp_path / "keep", 0.0, 1, False, console, "auto")
+    assert "2 runs are finished, 0 are not" in console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -59,24 +70,24 @@ def test_a_node_is_lost_and_every_run_is_finished_on_the_others(tmp_path, monkey
     monkeypatch.setitem(SUITES, "tiny", tiny(8, 30_000))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        lost = cluster.add_node(num_cpus=1)
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        lost = nodes.add_node(num_cpus=1)
     out, console = tmp_path / "out", Console(file=io.StringIO(), width=300)
 
     def lose() -> None:
         while len(list((out / "tiny").glob(f"*/{CONFIG}"))) < 2:
             time.sleep(0.1)
         time.sleep(5)
-        cluster.remove_node(lost, allow_graceful=False)
+        nodes.remove_node(lost, allow_graceful=False)
 
     thread = threading.Thread(target=lose)
     thread.start()
     try:
-        suite("tiny", out, tmp_path / "keep", 0.0, 1, False, console, cluster.address)
+        suite("tiny", out, tmp_path / "keep", 0.0, 1, False, console, nodes.address)
     finally:
         thread.join()
-        connect(cluster.address).shutdown()
-        cluster.shutdown()
+        connect(nodes.address).shutdown()
+        nodes.shutdown()
     said = console.file.getvalue()
     assert "its node is lost: it goes on elsewhere" in said
     assert "8 of 8 runs finished" in said

@@ -12,14 +12,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spectral_bellman.commands.side_by_side import STOPPED
+from spectral_bellman.commands.side_by_side import MEMORY_SHARE, STOPPED
 from spectral_bellman.disk.run_folder import CONFIG
 from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.progress import say
@@ -39,7 +39,8 @@ DIE_WITH_PARENT = 1
 class Process:
     """A run on a node: ``sbm`` in a process of its own, which ends when this one does."""
 
-    def __init__(self, arguments: list[str], folder: str, sign: str) -> None:
+    def __init__(self, arguments: list[str], folder: str, sign: str, memory: float) -> None:
+        """``sign``: a file that every node sees; ``memory``: share of the GPU's."""
         if not Path(sign).exists():
             raise FileNotFoundError(
                 f"{os.uname().nodename} does not see {Path(sign).parent}: --out must be a folder "
@@ -59,6 +60,7 @@ class Process:
             stderr=subprocess.STDOUT,
             text=True,
             encoding="utf-8",
+            env={"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory:.3f}", **os.environ},
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
@@ -89,13 +91,6 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
 
 
-class Running(NamedTuple):
-    """A run that a node has."""
-
-    handle: Any
-    begun: float
-
-
 def on_cluster(
     commands: Mapping[str, tuple[Path, Sequence[str]]],
     console: Console,
@@ -117,8 +112,10 @@ def on_cluster(
       minutes: after which all are stopped; 0 for never.
       ended: told the name of each that has ended well.
     """
+    if not commands:
+        return
     ray = connect(cluster)
-    board, waiting, running = Board(console), list(commands), dict[str, Running]()
+    board, waiting, running = Board(console), list(commands), dict[str, Any]()
     failed: list[str] = []
     losses: collections.Counter[str] = collections.Counter()
     until, stopping = time.monotonic() + 60 * (minutes or math.inf), False
@@ -130,8 +127,8 @@ def on_cluster(
         nonlocal stopping
         stopping = True
         waiting.clear()
-        for run in running.values():
-            run.handle.stop.remote()
+        for handle in running.values():
+            handle.stop.remote()
 
     try:
         with board:
@@ -140,16 +137,19 @@ def on_cluster(
                     room = _rooms(ray, at_once) - len(running)
                     for name in [waiting.pop(0) for _ in range(min(len(waiting), max(room, 0)))]:
                         folder, arguments = commands[name]
-                        handle = _remote(ray, at_once).remote(
-                            list(arguments), str(folder.absolute()), str(sign.absolute())
+                        running[name] = _remote(ray, at_once).remote(
+                            list(arguments),
+                            str(folder.absolute()),
+                            str(sign.absolute()),
+                            MEMORY_SHARE / at_once,
                         )
-                        running[name] = Running(handle, time.monotonic())
                         board.show(name, "", "begins")
                     for name in list(running):
                         status = _look(ray, running[name], name, board)
                         if status is None:
                             continue
-                        del running[name]
+                        # Its share of the node is free again; it may only have been silent.
+                        ray.kill(running.pop(name))
                         if status == 0:
                             board.show(name, "", "finished")
                             ended(name)
@@ -170,17 +170,17 @@ def on_cluster(
                     stop()
     finally:
         sign.unlink(missing_ok=True)
-        for run in running.values():
-            ray.kill(run.handle)
+        for handle in running.values():
+            ray.kill(handle)
     if failed:
         raise ValueError(
             f"{', '.join(failed)} failed: the reason is printed above; the other runs are complete"
         )
 
 
-def _look(ray: Any, run: Running, name: str, board: "Board") -> int | None:
+def _look(ray: Any, handle: Any, name: str, board: "Board") -> int | None:
     try:
-        node, lines, status = ray.get(run.handle.look.remote(), timeout=BEGIN_SECONDS)
+        node, lines, status = ray.get(handle.look.remote(), timeout=BEGIN_SECONDS)
     except ray.exceptions.RayActorError as error:
         cause = str(error)
         if "FileNotFoundError" in cause:  # its beginning failed, and will again

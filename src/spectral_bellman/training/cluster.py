@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import warnings
+from pathlib import Path
 from typing import Any
 
 AUTO = "auto"
@@ -24,6 +25,11 @@ def connect(cluster: str) -> Any:
     Raises:
       ValueError: Ray is not installed, or there is no cluster at the address.
     """
+    if cluster == AUTO:
+        cluster = os.environ.get("RAY_ADDRESS", "") or started_here()
+        with contextlib.suppress(ValueError):
+            return connect(cluster)
+        return connect("")  # the cluster that was started here has ended
     if not cluster:
         # Read when Ray is imported. Without clusters, which is the default of other systems than
         # Linux, Ray listens on 127.0.0.1 alone.
@@ -41,19 +47,24 @@ def connect(cluster: str) -> Any:
         # JAX warns of os.fork. What Ray forks becomes another program at once.
         warnings.simplefilter("ignore")
         if not cluster:
-            ray.init(include_dashboard=False, **quiet)
+            # Ray's "auto" would join whatever Ray runs here, of somebody else's program perhaps.
+            ray.init(address="local", include_dashboard=False, **quiet)
             return ray
         try:
             _knock(cluster)
             ray.init(address=cluster, **quiet)
         except (OSError, ValueError, RuntimeError) as error:
-            if cluster == AUTO:
-                return connect("")
             raise ValueError(
                 f"no Ray cluster at --cluster {cluster!r} ({error}): start one with ray start "
                 "--head, or take --cluster auto, which without one uses this machine"
             ) from error
     return ray
+
+
+def started_here() -> str:
+    """The address of the cluster that ``ray start`` has brought this machine into last, if any."""
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
 
 
 def _knock(cluster: str) -> None:
