@@ -235,7 +235,7 @@ def iqm_difference(
 ) -> Estimate:
     """IQM(X) − IQM(Y), paired by game: both are over the same games.
 
-    The arguments are those of `probability_of_improvement`.
+    Arguments as in `probability_of_improvement`.
     """
 
     def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

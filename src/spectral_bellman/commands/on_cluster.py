@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spectral_bellman.commands.side_by_side import MEMORY_SHARE, STOPPED
+from spectral_bellman.commands.side_by_side import MEMORY_SHARE, STOPPED, refuse_failed
 from spectral_bellman.disk.run_folder import CONFIG
 from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.progress import say
@@ -37,7 +37,7 @@ DIE_WITH_PARENT = 1
 
 
 class Process:
-    """A run on a node: ``sbm`` in a process of its own, which ends when this one does."""
+    """A run on a node: ``sbm`` as a child process, which ends with its parent."""
 
     def __init__(self, arguments: list[str], folder: str, sign: str, memory: float) -> None:
         """``sign``: a file that every node sees; ``memory``: share of the GPU's."""
@@ -172,10 +172,7 @@ def on_cluster(
         sign.unlink(missing_ok=True)
         for handle in running.values():
             ray.kill(handle)
-    if failed:
-        raise ValueError(
-            f"{', '.join(failed)} failed: the reason is printed above; the other runs are complete"
-        )
+    refuse_failed(failed)
 
 
 def _look(ray: Any, handle: Any, name: str, board: "Board") -> int | None:
@@ -208,7 +205,8 @@ def _remote(ray: Any, at_once: int) -> Any:
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpu = min((each["GPU"] for each in alive if "GPU" in each), default=0)
     cores = min(each.get("CPU", 1) / (at_once * max(1, each.get("GPU", 0))) for each in alive)
-    share = {"num_gpus": 1 / at_once if gpu else 0, "num_cpus": max(1, int(cores))}
+    # Less than a core where there are more runs than cores: a run without its share would wait.
+    share = {"num_gpus": 1 / at_once if gpu else 0, "num_cpus": int(cores) or cores}
     return ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **share)(Process)
 
 

@@ -112,6 +112,11 @@ def side_by_side(
             signal.signal(number, handler)
         for process, _ in running.values():
             process.terminate()
+    refuse_failed(failed)
+
+
+def refuse_failed(failed: Sequence[str]) -> None:
+    """Raise a ValueError that names the runs that have failed, if any."""
     if failed:
         raise ValueError(
             f"{', '.join(failed)} failed: the reason is printed above; the other runs are complete"

@@ -12,10 +12,12 @@ from jaxtyping import Array
 
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Progress
+from spectral_bellman.environments.api import VectorEnvironment
 from spectral_bellman.replay import Ring, init_ring
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import (
     Buffer,
+    HostActor,
     HostActorState,
     Part,
     act_and_write,
@@ -58,6 +60,29 @@ class HostPrograms:
         }
         self.programs: dict[str, Future[Any]] = {}
         self.host = jax.devices("cpu")[0] if config.on_host.replay_memory == "host" else None
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainConfig,
+        environments: VectorEnvironment,
+        build: Callable[[jax.ShapeDtypeStruct, int], Agent[Any, Any, Any]],
+    ) -> "HostPrograms":
+        """The programs of the agent that ``build`` makes for such environments."""
+        shown, stack = environments.observation, environments.stack
+        observation = jax.ShapeDtypeStruct((stack, *shown.shape), shown.dtype) if stack else shown
+        return cls(config, build(observation, environments.num_actions), shown, stack)
+
+    def actor(self, group: int, environments: VectorEnvironment, blank: Array) -> HostActor:
+        """An actor with a group of environments; ``blank`` is what ``blank`` returns."""
+        return HostActor(
+            group,
+            environments,
+            self.config.round_steps,
+            blank,
+            lambda *given: self("act", *given),
+            lambda: self("buffer"),
+        )
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Run a program."""

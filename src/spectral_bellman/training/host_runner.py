@@ -20,7 +20,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from spectral_bellman.agents.api import Agent
-from spectral_bellman.environments.api import EVALUATION, VectorEnvironment
+from spectral_bellman.environments.api import EVALUATION, TRAINING, VectorEnvironment
 from spectral_bellman.replay import Ring
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import HostActor, HostActorState, Part
@@ -68,11 +68,9 @@ class HostRunner:
         self.config, self.background = config, background
         self._name, self._open, self._build = name, opener, build
         one = opener(config.first_seed, [0], EVALUATION)
-        shown, stack = one.observation, one.stack
-        observation = jax.ShapeDtypeStruct((stack, *shown.shape), shown.dtype) if stack else shown
-        self.agent = build(observation, one.num_actions)
+        self._compiler = HostPrograms.of(config, one, build)
+        self.agent = self._compiler.agent
         one.close()
-        self._compiler = HostPrograms(config, self.agent, shown, stack)
         self.actors: list[HostActor] = []
         self.manifest: Any = None
         """What the replay was saved as last."""
@@ -288,16 +286,8 @@ class HostRunner:
             return
         blank = compiler.blank()
         for group, part in enumerate(indices):
-            self.actors.append(
-                HostActor(
-                    group,
-                    self._open(config.first_seed, part, 0),
-                    config.round_steps,
-                    blank,
-                    lambda *given: compiler("act", *given),
-                    lambda: compiler("buffer"),
-                )
-            )
+            opened = self._open(config.first_seed, part, TRAINING)
+            self.actors.append(compiler.actor(group, opened, blank))
 
     def _start(self, state: HostState, replay: Ring | None, number: int) -> None:
         self._number, self._evaluating = number, state.evaluating

@@ -140,8 +140,7 @@ class Learner:
         agent = self.agent
         if not agent.publish_rows:
             return None
-        row_key, most = jax.random.split(key)[0], agent.publish_distinct
-        return rows(ring, agent.window, row_key, agent.publish_rows, most)
+        return self._rows(ring, jax.random.split(key)[0], agent.publish_rows)
 
     def held_out(self, ring: Ring, key: RandomKey) -> tuple[Any, Rows | None]:
         """What diagnostics look at: items, and rows of the replay for agents with features.
@@ -153,8 +152,10 @@ class Learner:
         items = sample(ring, agent.window, item_key, (agent.diagnostic_items,)).items
         if not agent.diagnostic_rows:
             return items, None
-        most = agent.publish_distinct
-        return items, rows(ring, agent.window, row_key, agent.diagnostic_rows, most)
+        return items, self._rows(ring, row_key, agent.diagnostic_rows)
+
+    def _rows(self, ring: Ring, key: RandomKey, limit: int) -> Rows:
+        return rows(ring, self.agent.window, key, limit, self.agent.publish_distinct)
 
     def terms(self) -> tuple[str, ...]:
         """The names of the terms that a round of learning reports."""

@@ -50,17 +50,8 @@ class Collector:
         from spectral_bellman.training.host_programs import HostPrograms
 
         self._environments = environments = opener(config.first_seed, indices, TRAINING)
-        shown, stack = environments.observation, environments.stack
-        observation = jax.ShapeDtypeStruct((stack, *shown.shape), shown.dtype) if stack else shown
-        programs = HostPrograms(config, build(observation, environments.num_actions), shown, stack)
-        self._actor = HostActor(
-            group,
-            environments,
-            config.round_steps,
-            programs.blank(),
-            lambda *given: programs("act", *given),
-            lambda: programs("buffer"),
-        )
+        programs = HostPrograms.of(config, environments, build)
+        self._actor = programs.actor(group, environments, programs.blank())
 
     def collect(
         self, number: int, policy: Any, state: HostActorState, key: NDArray[np.uint32]
@@ -143,7 +134,7 @@ class RemoteEnvironments:
 
 
 class RayActor(HostActor):
-    """A group of environments in a process of its own, asked by a thread of this one."""
+    """A group of environments in another process. A thread here asks it for rounds."""
 
     def __init__(self, group: int, begin: Callable[[], Any], shared: Shared) -> None:
         """``begin`` starts a ``Collector`` and returns Ray's handle of it."""
