@@ -67,7 +67,11 @@ def test_version_4_added_choices_and_moved_one_setting() -> None:
     assert found["agent"] == {
         **FEED_FORWARD,
         "double": True,
-        "representation": {"name": "spectral", "solver": {**solver, "q_start": "backup"}},
+        "representation": {
+            "name": "spectral",
+            "theta_tilde_steps": 0,
+            "solver": {**solver, "q_start": "backup"},
+        },
     }
     assert record["q_start"] == "backup", "the config itself is not changed"
     assert with_choices({"schema": 3, "env": "x"}, 4) == {"schema": 4, "env": "x"}

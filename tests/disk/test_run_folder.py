@@ -38,7 +38,7 @@ def test_a_config_comes_back_with_its_version(tmp_path: Path) -> None:
         ("[]", r"config\.json: not a JSON object"),
         ({"env": "x"}, r'config\.json: no text under "preset"'),
         ({"preset": "dqn", "env": 3}, r'config\.json: no text under "env"'),
-        (CONFIG | {"schema": 6}, "schema version 6 .* reads version 5: update spectral_bellman"),
+        (CONFIG | {"schema": 7}, "schema version 7 .* reads version 6: update spectral_bellman"),
         (CONFIG | {"schema": "2"}, "schema version '2'"),
         (CONFIG | {"schema": True}, "schema version True"),
     ],

@@ -54,10 +54,10 @@ FEED_FORWARD: dict[str, Any] = {
 
 
 def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
-    """A config of version 3 or 4 as one of version ``schema``, with the choices of that version.
+    """A config of version 3, 4 or 5 as one of version ``schema``, with the choices of that version.
 
     Where the fit of θ̂ starts is a setting of its solver since version 4. Equal transitions may be
-    one row of Σ since version 5.
+    one row of Σ since version 5. θ̃ may be fitted to each batch since version 6.
     """
     result: dict[str, Any] = {**config, "schema": schema}
     if not isinstance(config.get("agent"), Mapping):
@@ -68,6 +68,8 @@ def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
         start, solver = part.pop("q_start", None), dict(part.get("solver") or {})
         if solver.get("name") == "adam":
             part["solver"] = {"q_start": start or "last", **solver}
+        if part.get("name") in ("mse", "spectral"):
+            agent["representation"] = {"theta_tilde_steps": 0, **part}
     if isinstance(result.get("host"), Mapping):
         result["host"] = {"actors": 0, "cluster": "", **result["host"]}
     exploration = agent.get("exploration")

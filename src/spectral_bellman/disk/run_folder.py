@@ -21,7 +21,7 @@ EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of `config.json`. Runs of older versions are reported, and not resumed. Versions 2 and 3
 are translated for that. Version 1, without a number, has one flat record for the agent."""
 

@@ -131,6 +131,28 @@ def test_the_covariances_are_those_of_the_first_batch_and_then_moving_averages(s
     assert bool(after.started)
 
 
+def test_theta_tilde_without_a_network_is_fitted_to_each_batch():
+    """Many steps: θ̃(θ) solves least squares on the batch; one step is not enough."""
+    phi = taken_of(of_unit_norm(phi_of(WEIGHT, BATCH.observation)), BATCH)
+    best = np.linalg.lstsq(phi, np.asarray(ready().targets, np.float64), rcond=None)[0]
+    smallest = np.mean((phi @ best - np.asarray(ready().targets)) ** 2)
+    found = {}
+    for steps in (1, 5_000):
+        part = MSE(features=D, theta_samples=5, theta_tilde_steps=steps).build(problem(), single)
+        beside, _ = part.init(jax.random.key(3), jnp.zeros(D))
+        assert jax.tree.leaves(beside) == []
+        found[steps], _ = quick(functools.partial(loss_of, part))(
+            linear(WEIGHT), beside, init_covariances(D), BATCH, ready()
+        )
+    np.testing.assert_allclose(found[5_000], smallest, rtol=1e-3)
+    assert found[1] > 1.05 * smallest
+
+
+def test_a_theta_tilde_without_a_network_cannot_start_the_fit_of_theta_hat():
+    with pytest.raises(ValueError, match="take --q-start last"):
+        Spectral(theta_tilde_steps=8, solver=AdamSolver(q_start="backup"))
+
+
 def test_each_orthogonality_moves_what_it_is_named_after():
     plain, of_features, of_parameters = differentiated(
         Spectral(**SMALL),

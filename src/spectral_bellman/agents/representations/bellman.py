@@ -45,26 +45,45 @@ class ClosureConfig(FittedConfig):
     """M, draws of θ in a gradient step."""
     theta_variance: float = 1e-2
     """σ_rep², the variance of ν."""
+    theta_tilde_steps: int = 0
+    """0: θ̃ is a network. Otherwise every batch has its own θ̃(θ), and this is the number of gradient
+    steps that fit them, from θ (appendix E.2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_all(self, count=("theta_samples",), not_negative=("theta_variance",))
+        require_all(
+            self,
+            count=("theta_samples",),
+            not_negative=("theta_variance", "theta_tilde_steps"),
+        )
+        if self.theta_tilde_steps and getattr(self.solver, "q_start", "last") == "backup":
+            raise ValueError(
+                "--theta-tilde-steps leaves no θ̃ for --q-start backup to start from: "
+                "take --q-start last"
+            )
 
     def closure(self, problem: Problem, loss: Callable[..., Any]) -> Representation:
         """The representation with a loss (batch, θ̃, targets, Λ) -> loss, (Λ, terms)."""
-        d = self.features
+        d, steps = self.features, self.theta_tilde_steps
 
         def draw(key: RandomKey, theta: Array) -> Array:
             return objective.sample_parameters(
                 key, theta, self.theta_variance * jnp.ones(()), self.theta_samples
             )
 
+        def tilde(beside: ResidualParameters | tuple[()], theta: Array) -> Array:
+            return theta if isinstance(beside, tuple) else jax.vmap(beside)(theta)
+
+        def fitted(batch: Batch, theta: Array, targets: Array) -> Array:
+            root = jnp.ones(()) if batch.weight is None else jnp.sqrt(batch.weight)[:, None]
+            return objective.descend_parameters(theta, root * batch.phi, root * targets, steps)
+
         def prepare(
-            backup: Backup, theta_tilde: ResidualParameters, _: Any, key: RandomKey
+            backup: Backup, beside: ResidualParameters | tuple[()], _: Any, key: RandomKey
         ) -> Prepared:
             # φ learns TQ_θ with the parameters θ̃(θ): these choose in double Q-learning.
             def targets(theta: Array) -> Array:
-                return backup.values(theta, jax.vmap(theta_tilde)(theta))
+                return backup.values(theta, tilde(beside, theta))
 
             theta, mean = draw(key, backup.target.theta), backup.target.theta
             if not problem.priorities:
@@ -73,21 +92,27 @@ class ClosureConfig(FittedConfig):
             return Prepared(theta, both[:, :-1], (mean, both[:, -1]))
 
         def loss_of(
-            batch: Batch, theta_tilde: ResidualParameters, covariances: Covariances, given: Prepared
+            batch: Batch,
+            beside: ResidualParameters | tuple[()],
+            covariances: Covariances,
+            given: Prepared,
         ) -> tuple[Array, tuple[Covariances, Terms, Array | None]]:
-            value, (covariances, terms) = loss(
-                batch, jax.vmap(theta_tilde)(given.theta), given.targets, covariances
-            )
+            def after(theta: Array, targets: Array) -> Array:
+                return fitted(batch, theta, targets) if steps else tilde(beside, theta)
+
+            theta_tilde = after(given.theta, given.targets)
+            value, (covariances, terms) = loss(batch, theta_tilde, given.targets, covariances)
             errors = None
             if given.priority_target is not None:
                 mean, targets = given.priority_target
-                errors = jnp.abs(batch.phi @ theta_tilde(mean) - targets)
+                mean_tilde = after(mean[None], targets[:, None])[0]
+                errors = jnp.abs(batch.phi @ mean_tilde - targets)
             return value, (covariances, terms, errors)
 
         return Representation(
             dimension=d,
             init=lambda key, theta: (
-                ResidualParameters(d, key),
+                () if steps else ResidualParameters(d, key),
                 objective.init_covariances(d),
             ),
             init_theta=lambda key: jnp.zeros(d),
@@ -101,7 +126,7 @@ class ClosureConfig(FittedConfig):
                 if isinstance(self.solver, AdamSolver) and self.solver.q_start == "backup"
                 else None
             ),
-            theta_tilde=lambda theta_tilde, theta, _: jax.vmap(theta_tilde)(theta),
+            theta_tilde=None if steps else lambda theta_tilde, theta, _: tilde(theta_tilde, theta),
             theta_draws=draw,
             covariances=lambda kept: kept,
         )
