@@ -105,8 +105,11 @@ _SBM_R2D2_TUNED = {
     "minatar": _R2D2_MINATAR,
 }
 
+_FADING_MINATAR = {"noise_anneal_steps": 100_000}
 # MinAtar: numbers for presets with a learned θ̃, and for the linear ones.
-_CLOSURE_MINATAR = {"learning_rate": 2.5e-3, "theta_variance": 0.5, "q_start": "backup"}
+_CLOSURE_MINATAR = {"learning_rate": 2.5e-3, "theta_variance": 0.1, "q_start": "backup"}
+_CLOSURE_TS_MINATAR = {**_CLOSURE_MINATAR, **_FADING_MINATAR}
+_PVN_MINATAR = {"learning_rate": 4e-3, "q_learning_rate": 1e-2}
 _LINEAR_MINATAR = {
     "features": 32,
     "updates": 16,
@@ -117,7 +120,6 @@ _LINEAR_MINATAR = {
 }
 # Values are smaller on Atari than on MinAtar, and so are the weights beside their error.
 _LINEAR_ATARI = {"features": 32, "updates": 128, "theta_variance": 3e-3, "spread": 0.3}
-_FADING_MINATAR = {"noise_anneal_steps": 100_000}
 _MOVED = {
     family: (
         "{preset} is now the paper's spectral loss over sampled θ on every environment; what it "
@@ -137,11 +139,15 @@ PRESETS = {
         {"representation": "plain", "exploration": "epsilon"},
         tuned={"minatar": {"learning_rate": 2e-3, "head_rate": 0.3}},
     ),
-    "dqn-ts": Preset("Features from DQN loss", {"representation": "td", "exploration": "thompson"}),
+    "dqn-ts": Preset(
+        "Features from DQN loss",
+        {"representation": "td", "exploration": "thompson"},
+        tuned={"minatar": {"learning_rate": 2.5e-3, "noise_scale": 0.1, **_FADING_MINATAR}},
+    ),
     "mse-dqn-ts": Preset(
         "Features from naive MSE",
         {"representation": "mse", "exploration": "thompson"},
-        tuned={"minatar": _CLOSURE_MINATAR},
+        tuned={"minatar": {**_CLOSURE_TS_MINATAR, "noise_scale": 0.1}},
     ),
     "sbm-dqn-ts-no-orth": Preset(
         "SBM without orthogonality",
@@ -151,10 +157,18 @@ PRESETS = {
             "feature_orthogonality": 0.0,
             "param_orthogonality": 0.0,
         },
-        tuned={"minatar": _CLOSURE_MINATAR},
+        tuned={"minatar": _CLOSURE_TS_MINATAR},
     ),
-    "pvn-dqn": Preset("Online PVN (ε-greedy)", {"representation": "pvn", "exploration": "epsilon"}),
-    "pvn-dqn-ts": Preset("Online PVN (TS)", {"representation": "pvn", "exploration": "thompson"}),
+    "pvn-dqn": Preset(
+        "Online PVN (ε-greedy)",
+        {"representation": "pvn", "exploration": "epsilon"},
+        tuned={"minatar": _PVN_MINATAR},
+    ),
+    "pvn-dqn-ts": Preset(
+        "Online PVN (TS)",
+        {"representation": "pvn", "exploration": "thompson"},
+        tuned={"minatar": {**_PVN_MINATAR, **_FADING_MINATAR}},
+    ),
     "sbm-dqn": Preset(
         "SBM + DQN (ε-greedy)",
         {"representation": "spectral", "exploration": "epsilon"},
@@ -164,7 +178,7 @@ PRESETS = {
     "sbm-dqn-ts": Preset(
         "SBM + DQN (TS)",
         {"representation": "spectral", "exploration": "thompson"},
-        tuned={"minatar": _CLOSURE_MINATAR},
+        tuned={"minatar": _CLOSURE_TS_MINATAR},
         changed=_moved("sbm-dqn-ts", "sbm-linear-dqn-ts"),
     ),
     "sbm-linear-dqn": Preset(
