@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spectral_bellman.replay import Ring, Rollout, add, init_ring, prioritised, rows, sample
+from spectral_bellman.replay import (
+    Ring,
+    Rollout,
+    add,
+    init_ring,
+    interrupt,
+    prioritised,
+    rows,
+    sample,
+)
 
 EXTRAS = {
     "prob": jax.ShapeDtypeStruct((), jnp.float32),
@@ -17,6 +26,7 @@ FRAME = jax.ShapeDtypeStruct((2, 3), jnp.uint8)
 
 # Compiled once for all tests.
 store = jax.jit(add, static_argnames="start")
+leave = jax.jit(interrupt)
 starts_of = jax.jit(lambda window, ring: window.starts(ring), static_argnums=0)
 take_of = jax.jit(lambda window, *given: window.take(*given), static_argnums=0)
 sample_jitted = jax.jit(sample, static_argnums=(1, 3))
@@ -72,6 +82,20 @@ class History:
     def play(self, rounds: int, steps: int = 4) -> "History":
         for _ in range(rounds):
             self._round(steps)
+        return self
+
+    def leave(self, *envs: int) -> "History":
+        """Give up the episodes under way in some environments: they are cut where they stand."""
+        which = [env in envs for env in range(self.num_envs)]
+        self.ring = leave(self.ring, jnp.array(which))
+        for env in envs:
+            if self.slots[env] and (last := self.slots[env][-1]) is not None and not last.ends:
+                cut = last._replace(truncated=True)
+                place = next(i for i, step in enumerate(self.steps) if step is last)
+                self.slots[env][-1] = self.steps[place] = cut
+            self.slots[env].append(None)
+            self._episode[env] = [self._picture()]
+            self._number[env] += self.num_envs
         return self
 
     def step(self, env: int, slot: int) -> Step | None:

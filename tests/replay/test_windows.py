@@ -71,10 +71,18 @@ def same_extras(got, want: Step) -> bool:
     return carry and got["prob"] == want.extras["prob"]
 
 
+def played(seed: int, ending: float, truncation: float, stack: int, rounds: int) -> History:
+    """In long histories some environments leave their episodes unfinished, one just begun."""
+    history = History(seed, ending=ending, truncation=truncation, stack=stack)
+    if rounds < 14:
+        return history.play(rounds)
+    return history.play(rounds - 8).leave(0).play(3).leave(1, 2).leave(2).play(5)
+
+
 @pytest.mark.parametrize(("ending", "truncation"), MIXES)
 @pytest.mark.parametrize(("stack", "rounds"), SIZES)
 def test_one_step(ending, truncation, stack, rounds):
-    history = History(0, ending=ending, truncation=truncation, stack=stack).play(rounds)
+    history = played(0, ending, truncation, stack, rounds)
     oracle = Oracle(history)
     starts = check_starts(oracle, OneStep())
     assert len(starts) == len(history.held())
@@ -95,7 +103,7 @@ def test_one_step(ending, truncation, stack, rounds):
 @pytest.mark.parametrize(("ending", "truncation"), MIXES)
 @pytest.mark.parametrize(("stack", "rounds"), SIZES)
 def test_n_steps(ending, truncation, stack, rounds, n):
-    history = History(1, ending=ending, truncation=truncation, stack=stack).play(rounds)
+    history = played(1, ending, truncation, stack, rounds)
     oracle, window = Oracle(history), NStep(n)
     starts = check_starts(oracle, window)
     for (*_, step), item in zip(starts, taken(oracle, window, starts), strict=True):
@@ -137,7 +145,7 @@ def test_the_documented_recursion_gives_the_n_step_target():
 @pytest.mark.parametrize(("ending", "truncation"), MIXES)
 @pytest.mark.parametrize(("stack", "rounds"), SIZES)
 def test_sequences(ending, truncation, stack, rounds, window):
-    history = History(3, ending=ending, truncation=truncation, stack=stack).play(rounds)
+    history = played(3, ending, truncation, stack, rounds)
     oracle = Oracle(history)
     starts = check_starts(oracle, window)
     for (*_, step), item in zip(starts, taken(oracle, window, starts), strict=True):

@@ -7,7 +7,9 @@ import pytest
 
 from spectral_bellman.training.tally import (
     NEVER,
+    begin_episodes,
     count_episodes,
+    count_part,
     count_terms,
     init_tally,
     reset_recent,
@@ -51,6 +53,27 @@ def test_rounds_of_any_length_count_the_same():
         jax.tree.map(np.testing.assert_array_equal, found[0], other)
     assert int(found[0].episodes) == done.sum()
     assert float(found[0].recent_length) + found[0].running_length.sum() == 24 * 3
+
+
+def test_parts_of_the_environments_count_as_all_of_them_do():
+    random = np.random.default_rng(1)
+    reward, done = random.integers(-3, 4, (2, 8, 6)), random.random((2, 8, 6)) < 0.2
+    part = jax.jit(count_part)
+    whole, parts = init_tally(6, ()), init_tally(6, ())
+    for r, d in zip(reward, done, strict=True):
+        whole = counted(whole, r, d)
+        for start in (4, 0, 2):
+            mine = (
+                jnp.array(r[:, start : start + 2], jnp.float32),
+                jnp.array(d[:, start : start + 2]),
+            )
+            parts = part(parts, *mine, jnp.int32(start))
+    for name in ("running_return", "running_length", "episodes", "recent_return", "recent_length"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
+    left = begin_episodes(parts, jnp.arange(6) // 2 == 1)
+    for name in ("running_return", "running_length"):
+        kept = np.where(np.arange(6) // 2 == 1, 0, getattr(parts, name))
+        np.testing.assert_array_equal(getattr(left, name), kept)
 
 
 @pytest.mark.parametrize("due", [True, False])

@@ -57,7 +57,8 @@ def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
     """A config of version 3, 4 or 5 as one of version ``schema``, with the choices of that version.
 
     Where the fit of θ̂ starts is a setting of its solver since version 4. Equal transitions may be
-    one row of Σ since version 5. θ̃ may be fitted to each batch since version 6.
+    one row of Σ since version 5. θ̃ may be fitted to each batch, and actors be asynchronous, since
+    version 6.
     """
     result: dict[str, Any] = {**config, "schema": schema}
     if not isinstance(config.get("agent"), Mapping):
@@ -71,7 +72,12 @@ def with_choices(config: Mapping[str, Any], schema: int) -> dict[str, Any]:
         if part.get("name") in ("mse", "spectral"):
             agent["representation"] = {"theta_tilde_steps": 0, **part}
     if isinstance(result.get("host"), Mapping):
-        result["host"] = {"actors": 0, "cluster": "", **result["host"]}
+        result["host"] = {
+            "actors": 0,
+            "asynchronous": 0,
+            "cluster": "",
+            **result["host"],
+        }
     exploration = agent.get("exploration")
     if isinstance(exploration, Mapping) and "precision_samples" in exploration:
         agent["exploration"] = {"precision_distinct": 0, **exploration}

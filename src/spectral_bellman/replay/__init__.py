@@ -1,6 +1,15 @@
 """Replay on the device: where steps are stored, what is read from them, and how it is drawn."""
 
-from spectral_bellman.replay.ring import Ring, Rollout, Stored, add, count, init_ring, push_frame
+from spectral_bellman.replay.ring import (
+    Ring,
+    Rollout,
+    Stored,
+    add,
+    count,
+    init_ring,
+    interrupt,
+    push_frame,
+)
 from spectral_bellman.replay.sampling import (
     UNIFORM,
     Index,
@@ -40,6 +49,7 @@ __all__ = [
     "count",
     "init_priorities",
     "init_ring",
+    "interrupt",
     "prioritised",
     "push_frame",
     "rows",

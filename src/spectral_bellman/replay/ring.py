@@ -144,16 +144,31 @@ def init_ring(
     )
 
 
-def add(ring: Ring, rollout: Rollout, start: int = 0) -> Ring:
+def interrupt(ring: Ring, which: Bool[Array, " N"]) -> Ring:
+    """The ring of environments that leave their episodes unfinished, as if these were truncated.
+
+    The slot with the current observation stays for the step before it, and is never sampled.
+    """
+    envs = jnp.arange(len(which))
+    there = jnp.where(which, ring.head, ring.capacity)
+    written = ring.written + jnp.asarray(which).astype(jnp.int32)
+    return eqx.tree_at(
+        lambda r: (r.valid, r.written),
+        ring,
+        (ring.valid.at[envs, there].set(False, mode="drop"), written),
+    )
+
+
+def add(ring: Ring, rollout: Rollout, start: int | Int[Array, ""] = 0) -> Ring:
     """The ring after T more steps of n environments, the first of which is ``start``."""
     first, truncated = jnp.asarray(rollout.first), jnp.asarray(rollout.truncated)
     length, num_envs = truncated.shape
     slots = ring.capacity
-    head = ring.head[start : start + num_envs]
+    head = jax.lax.dynamic_slice_in_dim(ring.head, start, num_envs)
     advance = 1 + truncated.astype(jnp.int32)
     offset = jnp.cumsum(advance, axis=0)
     slot = (head[None] + offset - advance) % slots
-    envs = jnp.broadcast_to(jnp.arange(start, start + num_envs), slot.shape)
+    envs = jnp.broadcast_to(start + jnp.arange(num_envs), slot.shape)
     # A next observation is stored after a truncated step, and after the last step. Other rows go
     # past the end, each to a place of its own: indices that are known to differ need no order, and
     # can be written at once.
@@ -173,7 +188,7 @@ def add(ring: Ring, rollout: Rollout, start: int = 0) -> Ring:
         return put(put(leaf, shown), last, after)
 
     steps = Stored(rollout.action, rollout.reward, rollout.discount, rollout.extras)
-    written = ring.written.at[start : start + num_envs].add(offset[-1])
+    written = ring.written.at[envs[0]].add(offset[-1], unique_indices=True)
     return Ring(
         observation=jax.tree.map(
             put_shown, ring.observation, rollout.observation, rollout.last_observation

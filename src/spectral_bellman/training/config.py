@@ -32,6 +32,10 @@ class HostSettings:
     """Groups that the environments form; one chooses actions while others step."""
     actors: int = 0
     """Processes that the environments are divided among, through Ray. 0: this process alone."""
+    asynchronous: int = 0
+    """0: actors are in lockstep with learning, and the run can be had again to the bit. Otherwise
+    each acts on the newest policy that it finds, and learning waits for an actor only where its
+    policy is as many rounds old: faster, and not the same twice."""
     cluster: str = ""
     """Address of the Ray cluster that they run on, or auto. By default, this machine alone."""
     dispatch_steps: int = 0
@@ -42,8 +46,12 @@ class HostSettings:
     """off leaves the replay out of checkpoints, and a resume fills it anew."""
 
     def __post_init__(self) -> None:
-        choices.require_all(self, count=("groups",), not_negative=("dispatch_steps", "actors"))
-        choices.require(self, "cluster", bool(self.actors) or not self.cluster, "with --actors")
+        choices.require_all(
+            self, count=("groups",), not_negative=("dispatch_steps", "actors", "asynchronous")
+        )
+        for name in ("asynchronous", "cluster"):
+            unused = not getattr(self, name)
+            choices.require(self, name, bool(self.actors) or unused, "with --actors")
 
     @property
     def parts(self) -> int:

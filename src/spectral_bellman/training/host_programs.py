@@ -13,7 +13,7 @@ from jaxtyping import Array
 from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Progress
 from spectral_bellman.environments.api import VectorEnvironment
-from spectral_bellman.replay import Ring, init_ring
+from spectral_bellman.replay import Ring, init_ring, interrupt
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import (
     Buffer,
@@ -205,7 +205,9 @@ class HostPrograms:
 
     def _names(self) -> list[str]:
         """What a round needs."""
-        names = ["init", "buffer", "act", "count", "store", "keys", "count terms"]
+        free = ["count part", "store part"]
+        names = ["init", "buffer", "act", "keys", "count terms"]
+        names += free if self.config.on_host.asynchronous else ["count", "store"]
         names += ["publish without rows"] if self.agent.publish_every > 1 else []
         for name in ("publish", *self.pieces):
             parts = [name]
@@ -231,7 +233,7 @@ class HostPrograms:
         numbers = jax.ShapeDtypeStruct(flags.shape, jnp.float32)
         part = Part(buffer, actor.frame, blank, numbers, numbers, flags, flags)
         parts = (part,) * config.on_host.parts
-        when = jax.ShapeDtypeStruct((3,), jnp.int32)
+        when, flag = jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
         one = (actor.frame, actor.first, actor.reward, actor.action)
         found: dict[str, Definition] = {
             "init": (self.init, (), (count,)),
@@ -254,6 +256,16 @@ class HostPrograms:
                 (replay, self._placed(learning.priorities), self._placed(parts)),
             ),
             "count terms": (tallies.count_terms, (0,), (tally, tally.terms, count)),
+            "count part": (
+                self._count_part,
+                (0,),
+                (tally, part.answers(), count, flag, flag),
+            ),
+            "store part": (
+                self._store_part,
+                (0, 1),
+                (replay, *self._placed((learning.priorities, part, count, flag))),
+            ),
         }
 
         for episodes in {config.eval_episodes, config.score_episodes}:
@@ -364,6 +376,23 @@ class HostPrograms:
                 replay, priorities, rollout_of(part), group * self._size
             )
         return replay, priorities
+
+    def _part(self, group: Array) -> Array:
+        """Which environments are the group's."""
+        return jnp.arange(self.config.num_envs) // self._size == group
+
+    def _count_part(
+        self, tally: Tally, part: Part, group: Array, first: Array, anew: Array
+    ) -> Tally:
+        tally = tallies.reset_recent(tally, first)
+        tally = tallies.begin_episodes(tally, self._part(group) & anew)
+        return tallies.count_part(tally, part.reward, part.done, group * self._size)
+
+    def _store_part(
+        self, replay: Ring, priorities: Any, part: Part, group: Array, anew: Array
+    ) -> tuple[Ring, Any]:
+        replay = interrupt(replay, self._part(group) & anew)
+        return self._learner.store(replay, priorities, rollout_of(part), group * self._size)
 
     def _publish(self, state: Any, rows: Any, key: RandomKey, number: Array) -> tuple[Any, Any]:
         progress = Progress((number + 1) * self.config.round_agent_steps, number)

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from spectral_bellman.agents.api import Agent
 from spectral_bellman.environments.api import EVALUATION, TRAINING, VectorEnvironment
-from spectral_bellman.replay import Ring
+from spectral_bellman.replay import Ring, interrupt
 from spectral_bellman.training import tally as tallies
 from spectral_bellman.training.actors import HostActor, HostActorState, Part
+from spectral_bellman.training.asynchronous import Arrived, FreeActor, FreeActors
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.device_runner import LearnerState
 from spectral_bellman.training.evaluate import Played, play_on_host
@@ -75,6 +76,7 @@ class HostRunner:
         self.manifest: Any = None
         """What the replay was saved as last."""
         self._collecting: dict[int, list[Future[Part]]] = {}
+        self._free: FreeActors | None = None
         self._policies = Policies(config.staleness)
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._evaluations: dict[int, Future[NDArray[Any]]] = {}
@@ -86,6 +88,8 @@ class HostRunner:
         self._learner: LearnerState
         self.waited = 0.0
         """Seconds that learning has waited for the environments."""
+        self._figured = (time.perf_counter(), 0.0)
+        """When ``figures`` was called last, and what ``waited`` was."""
 
     @property
     def programs(self) -> dict[str, Future[Any]]:
@@ -140,6 +144,7 @@ class HostRunner:
             for actor, frame in zip(state.actors, frames, strict=True)
         )
         self._start(state._replace(actors=actors), self._compiler.empty_replay(), 0)
+        self._set_free()
 
     def restore(
         self,
@@ -150,7 +155,8 @@ class HostRunner:
     ) -> str | None:
         """Go on from a checkpoint; says so if an environment did not come back the same.
 
-        Without its replay, which is filled anew before learning goes on.
+        Without its replay, which is filled anew before learning goes on. Asynchronous actors begin
+        new episodes.
         """
         self._open_all()
         number, differ = extra["round"], 0
@@ -158,6 +164,16 @@ class HostRunner:
         self._start(state, self._compiler.empty_replay() if empty else replay, number)
         if empty:
             self._learns_from = number + self.config.first_learning_round + 1
+        if self._free:
+            everybody = jnp.ones(self.config.num_envs, bool)
+            self._learner = self._learner._replace(
+                replay=interrupt(self._learner.replay, everybody),
+                tally=tallies.begin_episodes(self._learner.tally),
+            )
+            self._set_free()
+            self._evaluate_again(extra, state)
+            return None
+        if empty:
             # Another run anyway: episodes begin anew, with seeds that no earlier one had.
             back = [a.submit(a.environments.reset, FRESH_BLOCKS + number) for a in self.actors]
             tally = tallies.begin_episodes(self._learner.tally)
@@ -176,8 +192,7 @@ class HostRunner:
             unequal = (frame != np.asarray(before.frame)).reshape(len(frame), -1)
             differ += int(np.sum(np.any(unequal, axis=1)))
             actor.state = before._replace(frame=frame, first=first)
-        if extra["evaluation"] is not None:
-            self._evaluate_later(extra["evaluation"], extra["episodes"], state.evaluating)
+        self._evaluate_again(extra, state)
         if not differ or empty:
             return None
         return (
@@ -192,7 +207,7 @@ class HostRunner:
 
     def extra(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state: running episodes, a running evaluation."""
-        exact = self.config.on_host.checkpoint_replay == "on"
+        exact = self.config.on_host.checkpoint_replay == "on" and not self._free
         evaluation = next(iter(self._evaluations), None)
         return {
             "round": self._number,
@@ -203,14 +218,29 @@ class HostRunner:
 
     def run_round(self, number: int, *, ahead: bool = False) -> None:
         """Learn from round ``number``; ``ahead`` lets the environments go on meanwhile."""
-        self._collect_later(number)
-        if ahead:
-            self._collect_later(number + 1)
         began = time.perf_counter()
-        parts = tuple(future.result() for future in self._collecting.pop(number))
-        self.waited += time.perf_counter() - began
-        self._learn(number, parts)
+        if self._free:
+            arrived = self._free.take(number)
+            self.waited += time.perf_counter() - began
+            self._learn(number, *self._store_parts(number, arrived))
+        else:
+            self._collect_later(number)
+            if ahead:
+                self._collect_later(number + 1)
+            parts = tuple(future.result() for future in self._collecting.pop(number))
+            self.waited += time.perf_counter() - began
+            self._learn(number, *self._store(number, parts))
         self._number = number + 1
+
+    def figures(self) -> dict[str, float]:
+        """What asynchronous actors did since the last call, and how long learning waited."""
+        found = self._free.figures() if self._free else {}
+        if found:
+            now, waited = time.perf_counter(), self.waited
+            elapsed = now - self._figured[0]
+            found["learner_idle_share"] = (waited - self._figured[1]) / max(elapsed, 1e-9)
+            self._figured = (now, waited)
+        return found
 
     def tally(self) -> Tally:
         """The tally, on the host, with a leading axis for the seed."""
@@ -263,6 +293,8 @@ class HostRunner:
     def close(self) -> None:
         """Stop the threads and close the environments."""
         self._policies.close()
+        if self._free:
+            self._free.stop()
         for parts in self._collecting.values():
             for part in parts:
                 part.cancel()
@@ -282,7 +314,11 @@ class HostRunner:
         if config.on_host.actors:
             from spectral_bellman.training import ray_actors
 
-            self.actors += ray_actors.start(config, self._open, self._build, indices)
+            shared, limit = ray_actors.Shared(), config.on_host.asynchronous
+            kind = FreeActor if limit else ray_actors.RayActor
+            given = (config, self._open, self._build, indices, shared, kind)
+            self.actors += (started := ray_actors.start(*given))
+            self._free = FreeActors(started, shared, limit) if limit else None
             return
         blank = compiler.blank()
         for group, part in enumerate(indices):
@@ -297,6 +333,21 @@ class HostRunner:
         self._key = jnp.copy(self._learner.key)
         self._policies.start(number, state.policies)
 
+    def _set_free(self) -> None:
+        """Let asynchronous actors begin episodes, which no earlier ones had the seeds of."""
+        if not self._free:
+            return
+        block = FRESH_BLOCKS + self._number if self._number else 0
+        begun = [a.submit(a.begin, a.state, block) for a in self.actors]  # type: ignore[attr-defined]
+        for future in begun:
+            future.result()
+        self._free.start(self._number - 1, self.newest_policy(), self._key)
+
+    def _evaluate_again(self, extra: dict[str, Any], state: HostState) -> None:
+        """The evaluation that was under way, from its beginning."""
+        if extra["evaluation"] is not None:
+            self._evaluate_later(extra["evaluation"], extra["episodes"], state.evaluating)
+
     def _collect_later(self, number: int) -> None:
         if number not in self._collecting:
             self._policies.expect(number - self.config.staleness)
@@ -305,14 +356,29 @@ class HostRunner:
                 for actor in self.actors
             ]
 
-    def _learn(self, number: int, parts: tuple[Part, ...]) -> None:
-        """Store a round and, unless still warming up, learn; publish the next policy."""
-        compiler, learner, count = self._compiler, self._learner, np.int32(number)
+    def _store(self, number: int, parts: tuple[Part, ...]) -> tuple[Tally, Ring, Any]:
+        """Tally, replay and priorities with a round."""
+        compiler, learner = self._compiler, self._learner
         answers = tuple(part.answers() for part in parts)
-        tally = compiler("count", learner.tally, answers, count)
-        replay, priorities = compiler(
-            "store", learner.replay, learner.priorities, compiler.there(parts)
-        )
+        tally = compiler("count", learner.tally, answers, np.int32(number))
+        given = (learner.replay, learner.priorities, compiler.there(parts))
+        return tally, *compiler("store", *given)
+
+    def _store_parts(self, number: int, arrived: list[Arrived]) -> tuple[Tally, Ring, Any]:
+        """Tally, replay and priorities with what has arrived for a round."""
+        compiler, learner, due = self._compiler, self._learner, number % self.config.log_rounds == 0
+        tally, replay, priorities = learner.tally, learner.replay, learner.priorities
+        for i, one in enumerate(arrived):
+            group, anew = np.int32(one.group), np.bool_(one.begun_anew)
+            flags = (group, np.bool_(due and i == 0), anew)
+            tally = compiler("count part", tally, one.part.answers(), *flags)
+            given = compiler.there((one.part, group, anew))
+            replay, priorities = compiler("store part", replay, priorities, *given)
+        return tally, replay, priorities
+
+    def _learn(self, number: int, tally: Tally, replay: Ring, priorities: Any) -> None:
+        """Learn from the replay, unless still warming up; publish the next policy."""
+        compiler, learner, count = self._compiler, self._learner, np.int32(number)
         state = Learning(learner.agent, priorities)
         if self.config.learns(number) and number >= self._learns_from:
 
@@ -321,7 +387,7 @@ class HostRunner:
                     agent, policy = compiler.from_replay("publish", state.agent, replay, key, count)
                 else:
                     agent, policy = compiler("publish without rows", state.agent, key, count)
-                self._policies.publish(number, policy)
+                self._publish(number, policy)
                 return state._replace(agent=agent), policy
 
             def run(side: str, state: Any, key: Any) -> tuple[Any, dict[str, Any]]:
@@ -331,9 +397,14 @@ class HostRunner:
             state, _, terms = in_order(state, keys, run, publish)
             tally = compiler("count terms", tally, terms, count)
         else:
-            self._policies.publish(number, self._policies.newest(number))
+            self._publish(number, self._policies.newest(number))
         self._learner = LearnerState(*state, replay, tally, learner.key)
         self._policies.forget(number)
+
+    def _publish(self, number: int, policy: Any) -> None:
+        self._policies.publish(number, policy)
+        if self._free:
+            self._free.publish(number, policy)
 
     def _run(self, side: str, state: Any, replay: Ring, key: Array) -> tuple[Any, dict[str, Any]]:
         """The pieces of the stages on a side, few of them waiting on the device; the last terms."""

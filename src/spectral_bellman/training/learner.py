@@ -85,7 +85,7 @@ class Learner:
         return self.agent.sampler.init(ring)
 
     def store(
-        self, ring: Ring, priorities: Any, rollout: Rollout, start: int = 0
+        self, ring: Ring, priorities: Any, rollout: Rollout, start: int | Array = 0
     ) -> tuple[Ring, Any]:
         """Add steps of the environments from ``start`` on to the replay."""
         after = add(ring, rollout, start)

@@ -3,6 +3,7 @@
 Each has a group of the environments, and is asked for one round after the other. What it is asked
 depends on numbers of rounds alone, so a run with N actors is to the bit the run with N groups in
 one process (on devices of the same kind), and it is checkpointed and resumed like that one.
+``asynchronous`` has actors that do not wait for one another.
 
 An actor that dies is replaced. The new one brings the environments back: their last saved state,
 and the actions since. Then it plays the round again that was lost. Nothing of a round is stored
@@ -12,6 +13,7 @@ before all of it has come back.
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -62,6 +64,23 @@ class Collector:
         seed_key = jax.random.wrap_key_data(jnp.asarray(key))
         part = self._actor.collect(number, lambda: policy, seed_key)
         return jax.device_get((part, self._actor.state))
+
+    def begin_alone(self, state: HostActorState, block: int) -> None:
+        """Begin this block of episodes, and keep the state of the agent here from now on."""
+        frame = self._environments.reset(block)
+        first = np.ones(len(frame), bool)
+        state = jax.tree.map(jnp.asarray, state._replace(frame=frame, first=first))
+        self._actor.state = state
+
+    def collect_alone(
+        self, number: int, policy: Any, key: NDArray[np.uint32]
+    ) -> tuple[Part, float]:
+        """A round from where the last has ended, and the seconds that it took."""
+        began = time.perf_counter()
+        policy = jax.tree.map(jnp.asarray, policy)
+        seed_key = jax.random.wrap_key_data(jnp.asarray(key))
+        part = jax.device_get(self._actor.collect(number, lambda: policy, seed_key))
+        return part, time.perf_counter() - began
 
     def process(self) -> int:
         """The number of this process."""
@@ -181,13 +200,16 @@ class RayActor(HostActor):
         self.deaths += 1
         self.kill()
         self._handle = self._begin()
-        if self._saved is None:
+        if (again := self._restored()) is None:
             return
         try:
-            reference = self._handle.restore.remote(self._saved, self._since)
-            ray.get(reference, timeout=ANSWER_SECONDS)
+            ray.get(getattr(self._handle, again[0]).remote(*again[1:]), timeout=ANSWER_SECONDS)
         except ray.exceptions.RayActorError:
             return  # the next question finds it dead
+
+    def _restored(self) -> tuple[str, Any, Any] | None:
+        """What brings a new actor to where the last one was: a method and what it is given."""
+        return None if self._saved is None else ("restore", self._saved, self._since)
 
     def collect(self, number: int, policy_of: Callable[[], Any], key: Array) -> Part:
         """A round."""
@@ -213,7 +235,9 @@ def start(
     opener: Callable[[int, list[int], int], VectorEnvironment],
     build: Callable[[jax.ShapeDtypeStruct, int], Agent[Any, Any, Any]],
     indices: list[list[int]],
-) -> list[RayActor]:
+    shared: Shared,
+    kind: type[RayActor] = RayActor,
+) -> list[Any]:
     """An actor for each group of environments."""
     cluster = config.on_host.cluster
     ray = connect(cluster)
@@ -222,7 +246,6 @@ def start(
     runtime = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
     cores = 1 if cluster else 0
     remote: Any = ray.remote(num_cpus=cores, max_restarts=0, runtime_env=runtime)(Collector)
-    shared = Shared()
 
     def begin(group: int, part: list[int]) -> Any:
         return remote.options(scheduling_strategy="SPREAD").remote(
@@ -230,6 +253,6 @@ def start(
         )
 
     return [
-        RayActor(group, functools.partial(begin, group, part), shared)
+        kind(group, functools.partial(begin, group, part), shared)
         for group, part in enumerate(indices)
     ]

@@ -47,7 +47,12 @@ def write_evaluations(
 
 
 def record(
-    config: TrainConfig, tally: Any, i: int, number: int, diagnostics: dict[str, Any]
+    config: TrainConfig,
+    tally: Any,
+    i: int,
+    number: int,
+    diagnostics: dict[str, Any],
+    actors: dict[str, float],
 ) -> dict[str, Any]:
     """The line of seed ``i`` after ``number`` rounds."""
     recent, learned = int(tally.recent_episodes[i]), int(tally.rounds[i])
@@ -61,6 +66,7 @@ def record(
     }
     if learned:
         found |= {f"loss/{name}": float(total[i]) / learned for name, total in tally.terms.items()}
+    found |= {f"actors/{name}": value for name, value in actors.items()}
     return found | {f"diagnostic/{name}": float(values[i]) for name, values in diagnostics.items()}
 
 

@@ -107,6 +107,12 @@ def start(config: TrainConfig, spec: EnvironmentSpec, folder: Path, console: Con
                 f"a checkpoint every {config.checkpoint_minutes:g} minutes, with {kept} "
                 "(--checkpoint-replay on or off)",
             )
+        if config.on_host.asynchronous:
+            say(
+                console,
+                "asynchronous actors: the same command gives another run each time "
+                "(--asynchronous 0 does not)",
+            )
         runners.init()
         return _go(config, runners, folder, log, 0, 0.0, console)
 
@@ -273,8 +279,8 @@ def _go(
             # Background evaluations get their own log line, so that no line depends on timing.
             now_or_never = -1 if runners.background else number
             evaluated = records.write_evaluations(log, config, runners, began, now_or_never)
-            for i in range(config.seeds):
-                record = records.record(config, tally, i, number, diagnostics)
+            for i, actors in enumerate(runners.figures()):
+                record = records.record(config, tally, i, number, diagnostics, actors)
                 record |= evaluated.get(i, {}) | cost
                 clock = {
                     "wall_s": round(now - began, 3),

@@ -77,6 +77,12 @@ class Seeds:
         """Diagnostics of every seed."""
         return self._together("diagnostics", number)
 
+    def figures(self) -> list[dict[str, float]]:
+        """Of each seed: what asynchronous actors did since the last call."""
+        if not self.host:
+            return [{} for runner in self.runners for _ in range(runner.config.seeds)]
+        return [runner.figures() for runner in self.runners]
+
     def start_evaluation(self, number: int, episodes: int) -> None:
         """Begin greedy episodes with the policies published last."""
         for runner in self.runners:

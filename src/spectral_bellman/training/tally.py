@@ -48,11 +48,11 @@ def init_tally(num_envs: int, terms: tuple[str, ...]) -> Tally:
     return jax.tree.map(jnp.copy, tally)
 
 
-def begin_episodes(tally: Tally) -> Tally:
-    """The tally with the episodes under way forgotten, because the environments begin new ones."""
+def begin_episodes(tally: Tally, which: Bool[Array, " N"] | bool = True) -> Tally:
+    """The tally without the episodes under way in environments that begin new ones."""
     return tally._replace(
-        running_return=jnp.zeros_like(tally.running_return),
-        running_length=jnp.zeros_like(tally.running_length),
+        running_return=jnp.where(which, 0, tally.running_return),
+        running_length=jnp.where(which, 0, tally.running_length),
     )
 
 
@@ -98,6 +98,24 @@ def count_episodes(tally: Tally, reward: Float[Array, "T N"], done: Bool[Array, 
         ), None
 
     return jax.lax.scan(one, tally, (reward, done))[0]
+
+
+def count_part(
+    tally: Tally, reward: Float[Array, "T n"], done: Bool[Array, "T n"], start: Int[Array, ""]
+) -> Tally:
+    """The tally with the episodes of a part of the environments, from ``start`` on."""
+    running = (tally.running_return, tally.running_length)
+    count = reward.shape[1]
+    part = [jax.lax.dynamic_slice_in_dim(x, start, count) for x in running]
+    tally = count_episodes(
+        tally._replace(running_return=part[0], running_length=part[1]), reward, done
+    )
+    after = (tally.running_return, tally.running_length)
+    whole = [
+        jax.lax.dynamic_update_slice_in_dim(x, y, start, 0)
+        for x, y in zip(running, after, strict=True)
+    ]
+    return tally._replace(running_return=whole[0], running_length=whole[1])
 
 
 def count_terms(tally: Tally, means: dict[str, Any], round_number: Int[Array, ""]) -> Tally:
