@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,7 +78,7 @@ class FreeActor(RayActor):
 class FreeActors:
     """All actors of a run, each with a thread here that asks it for rounds."""
 
-    def __init__(self, actors: list[FreeActor], shared: Shared, most_stale: int) -> None:
+    def __init__(self, actors: Sequence[FreeActor], shared: Shared, most_stale: int) -> None:
         """``most_stale``: rounds that learning may be ahead of the policy of an actor."""
         self._actors, self._shared, self._most_stale = actors, shared, most_stale
         self._arrived: queue.Queue[Arrived | BaseException] = queue.Queue(len(actors))
