@@ -130,7 +130,7 @@ def test_other_choices_take_the_numbers_that_they_use():
     )
     assert (config.representation.name, config.exploration.name) == ("spectral", "epsilon")
     assert config.exploration.epsilon_end == 0.3
-    assert config.representation.theta_variance == 0.5
+    assert config.representation.theta_variance == 0.1
 
 
 SCREEN = jax.ShapeDtypeStruct((1, 36, 36), jnp.uint8)

@@ -103,11 +103,9 @@ def _features() -> tuple[Block, ...]:
 _MILLION = {"frames": 1_000_000}
 _TEN_MILLION = {"frames": 10_000_000, "eval_frames": 1_000_000}
 _SIXTEEN_MILLION = {"frames": 16_000_000, "eval_frames": 1_000_000}
-_PREDICTIVE = {"representation": "predictive", "prediction_share": 0.2, "spread": 1.0}
 _CONTROLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dqn", {}),
     ("sbm-linear-dqn-ts", {}),
-    ("sbm-linear-dqn-ts", _PREDICTIVE),
     ("dqn", {"epsilon_end": 0.0}),
     ("sbm-linear-dqn-ts", {"theta_variance": 0.0}),
     ("sbm-linear-dqn-ts", {"theta_variance": 0.0, "spread": 0.0}),

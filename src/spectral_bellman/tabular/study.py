@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from spectral_bellman.disk.provenance import provenance, write_json
+from spectral_bellman.report.figures import to_png
 from spectral_bellman.tabular import figures
 from spectral_bellman.tabular.features import (
     laplacian_features,
@@ -79,7 +80,7 @@ def run(study: TabularStudy, console: Console) -> Path:
     backups = _backup_matrix(_draw(GENERIC, 0))
     figure = _draw_figure(backups, errors, step_errors)
     path = study.out / "tabular.png"
-    figure.savefig(path, dpi=130)
+    path.write_bytes(to_png(figure, dpi=130))
     write_json(
         study.out / "summary.json",
         {

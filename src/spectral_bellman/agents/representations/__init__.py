@@ -3,11 +3,10 @@
 from spectral_bellman.agents.representations.api import Representation, RepresentationConfig, Target
 from spectral_bellman.agents.representations.bellman import MSE, Spectral
 from spectral_bellman.agents.representations.linear import Linear
-from spectral_bellman.agents.representations.predictive import Predictive
 from spectral_bellman.agents.representations.pvn import PVN
 from spectral_bellman.agents.representations.td import TD, Plain
 
-for _choice in (Plain, TD, MSE, Spectral, Linear, Predictive, PVN):
+for _choice in (Plain, TD, MSE, Spectral, Linear, PVN):
     _choice.register()
 
 __all__ = [
