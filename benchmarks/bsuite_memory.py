@@ -30,8 +30,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from spectral_bellman import train
+from spectral_bellman.disk.pictures import to_png
 from spectral_bellman.disk.provenance import provenance, write_json
-from spectral_bellman.report.figures import styles, tidy, to_png
+from spectral_bellman.report.figures import styles, tidy
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -16,7 +16,8 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from spectral_bellman.report.figures import legend, styles, tidy, to_png
+from spectral_bellman.disk.pictures import to_png
+from spectral_bellman.report.figures import legend, styles, tidy
 from spectral_bellman.report.runs import find_runs, load_run
 
 OURS = "dqn-minatar"

@@ -16,7 +16,8 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from spectral_bellman.report.figures import styles, to_png
+from spectral_bellman.disk.pictures import to_png
+from spectral_bellman.report.figures import styles
 from spectral_bellman.scores import MINATAR
 
 GAMES = ("breakout", "asterix")

@@ -19,9 +19,9 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from spectral_bellman.disk.pictures import to_png
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.catalogue import make
-from spectral_bellman.report.figures import to_png
 from spectral_bellman.training.actors import Part
 from spectral_bellman.training.asynchronous import Arrived, FreeActor, FreeActors
 from spectral_bellman.training.cluster import connect
@@ -163,14 +163,14 @@ def measure(ray: Any, simulation: Simulation, count: int, learning: bool) -> tup
         for number in range(first):
             runner.run_round(number)
         runner.tally()
-        free.figures()
+        free.figures(0.0)
         began, number = time.perf_counter(), first
         while time.perf_counter() - began < simulation.seconds:
             runner.run_round(number)
             number += 1
         runner.tally()
         elapsed = time.perf_counter() - began
-        stale = free.figures()["staleness"]
+        stale = free.figures(0.0)["staleness"]
         return (number - first) * config.round_agent_steps / elapsed, stale
     finally:
         runner.close()

@@ -8,6 +8,7 @@ import warnings
 import pytest
 from rich.console import Console
 
+from spectral_bellman.commands import on_cluster
 from spectral_bellman.commands.suite import suite
 from spectral_bellman.commands.suites import SUITES, Block, Suite
 from spectral_bellman.disk.run_folder import CONFIG, SUMMARY
@@ -47,6 +48,42 @@ def test_a_suite_on_this_machine_alone(tmp_path, monkeypatch):
     assert not list((tmp_path / "out" / "tiny").glob(".seen-*"))
     suite("tiny", tmp_path / "out", tmp_path / "keep", 0.0, 1, False, console, "auto")
     assert "2 runs are finished, 0 are not" in console.file.getvalue()
+
+
+class Nodes:
+    """Ray with some nodes."""
+
+    def __init__(self, *resources):
+        self._nodes = [{"Alive": bool(each), "Resources": each} for each in resources]
+
+    def nodes(self):
+        return self._nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "at_once", "room", "share"),
+    [
+        (Nodes({"CPU": 2.0}), 1, 1, {"num_gpus": 0, "num_cpus": 2}),
+        (Nodes({"CPU": 2.0}), 8, 8, {"num_gpus": 0, "num_cpus": 0.25}),
+        (Nodes({"CPU": 16.0, "GPU": 2.0}), 4, 8, {"num_gpus": 0.25, "num_cpus": 2}),
+        (Nodes({"CPU": 4.0}, {}, {"CPU": 8.0}), 2, 4, {"num_gpus": 0, "num_cpus": 2}),
+    ],
+)
+def test_what_a_run_asks_for_is_what_there_is_room_for(nodes, at_once, room, share):
+    """All runs that are begun together get their share, also where there are fewer cores."""
+    assert on_cluster.rooms(nodes, at_once) == room
+    assert on_cluster.share(nodes, at_once) == share
+    cores = sum(each["Resources"].get("CPU", 0) for each in nodes.nodes())
+    assert room * share["num_cpus"] <= cores
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
+    board, ray = on_cluster.Board(Console(file=io.StringIO())), connect("")
+    process = ray.remote(num_cpus=0)(on_cluster.Process)
+    handle = process.remote([], str(tmp_path / "run"), str(tmp_path / "elsewhere" / ".seen"), 0.5)
+    with pytest.raises(ValueError, match=r"does not see .*--out must be a folder that all nodes"):
+        on_cluster.look(ray, handle, "run", board)
+    ray.shutdown()
 
 
 @pytest.mark.slow

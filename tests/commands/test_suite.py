@@ -321,7 +321,7 @@ WITHOUT_FINISHED_RUNS = {
 
 
 @pytest.mark.parametrize("name", [name for name in SUITES if name != "atari-55"])
-@pytest.mark.parametrize("backend", planning.BACKENDS)
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_every_suite_says_on_any_machine_what_it_would_run(name, backend, tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "seeds_that_fit", lambda config, _: config.seeds)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

@@ -9,7 +9,8 @@ from PIL import Image
 
 from spectral_bellman.agents.presets import PRESETS
 from spectral_bellman.commands.demo import LABELS
-from spectral_bellman.report.figures import LOOKS, SPARE, choose, styles, to_png
+from spectral_bellman.disk.pictures import to_png
+from spectral_bellman.report.figures import LOOKS, SPARE, choose, styles
 
 
 def test_every_preset_has_a_look_of_its_own() -> None:

@@ -101,10 +101,11 @@ def test_learning_does_not_wait_for_a_slow_actor_until_its_policy_is_too_old(two
     assert len(late) == 2
     groups = [one.group for _ in range(2) for one in free.take(3)] + [one.group for one in late]
     assert groups.count(1) == 1, "and takes what it has done"
-    figures = free.figures()
+    figures = free.figures(learner_waited=0.0)
     assert figures["most_stale"] >= 3
     assert figures["megabytes"] == pytest.approx(12 * 8 / 1e6)
-    assert free.figures() == {}
+    assert figures["learner_idle_share"] == 0
+    assert free.figures(learner_waited=0.0) == {}
 
 
 def test_nobody_answers(two, monkeypatch):
@@ -167,7 +168,7 @@ def test_killed_actors_leave_nothing_half_stored(ray):
 
 def test_a_stopped_run_goes_on_with_new_episodes(ray, tmp_path):
     run = {**SMALL, "env": "gym/CartPole-v1", "out": tmp_path / "a", "console": QUIET}
-    train("sbm-dqn-ts", frames=1_280, **run)
+    train("sbm-dqn-ts", frames=1_280, **{**run, "actors": 1})
     resume(tmp_path / "a", console=QUIET, frames=2_560)
     lines = [json.loads(x) for x in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["frames"] == 2_560

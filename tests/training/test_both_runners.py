@@ -140,7 +140,7 @@ def test_both_runners_do_the_same_at_one_staleness(device_runner, programs, ahea
     assert written.min() > ROUNDS * STEPS
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_both_runners_learn_the_same(staleness):
     """Random actions, draws of the replay, φ, θ̂, the optimisers, the targets and the policies."""
     environment = DeepSea(3)

@@ -41,6 +41,7 @@ def test_an_agent_without_memory_does_not_solve_them(env, tmp_path):
     assert returns("dqn", env, tmp_path / "run") < WITHOUT_MEMORY[env] + 0.2
 
 
+@pytest.mark.slow
 def test_a_recurrent_agent_without_memory_does_not_solve_them(tmp_path):
     """The control: with its LSTM and all else, but without what it remembers."""
     assert returns("r2d2", "t_maze/5", tmp_path / "run", memory=False) < 0.2

@@ -53,7 +53,7 @@ def slow(value):
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-SLOW = ("atari", "recurrent, host")
+SLOW = ("atari", "recurrent, host", "device, one seed")
 
 
 @pytest.fixture(params=[slow(n) if n in SLOW else n for n in RUNS if n != "quick"])
@@ -258,10 +258,10 @@ def test_a_signal_stops_after_the_round_and_says_how_to_go_on(run_of, tmp_path, 
     name, folder, console = "host", tmp_path / "run", recording()
     real, before = records.record, signal.getsignal(signal.SIGINT)
 
-    def interrupt(config, tally, i, number, diagnostics):
+    def interrupt(config, tally, i, number, *rest):
         if number == 7 and i == 0:
             signal.raise_signal(signal.SIGINT)
-        return real(config, tally, i, number, diagnostics)
+        return real(config, tally, i, number, *rest)
 
     monkeypatch.setattr(records, "record", interrupt)
     assert run(name, folder, console).summary == {}

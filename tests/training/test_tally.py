@@ -7,7 +7,6 @@ import pytest
 
 from spectral_bellman.training.tally import (
     NEVER,
-    begin_episodes,
     count_episodes,
     count_part,
     count_terms,
@@ -67,13 +66,16 @@ def test_parts_of_the_environments_count_as_all_of_them_do():
                 jnp.array(r[:, start : start + 2], jnp.float32),
                 jnp.array(d[:, start : start + 2]),
             )
-            parts = part(parts, *mine, jnp.int32(start))
+            parts = part(parts, *mine, jnp.int32(start), jnp.array(False))
     for name in ("running_return", "running_length", "episodes", "recent_return", "recent_length"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name))
-    left = begin_episodes(parts, jnp.arange(6) // 2 == 1)
+    nothing = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
+    left = part(parts, *nothing, jnp.int32(2), jnp.array(True))
+    np.testing.assert_array_equal(left.running_return[2:4], 0)
+    np.testing.assert_array_equal(left.running_length[2:4], 1)
     for name in ("running_return", "running_length"):
-        kept = np.where(np.arange(6) // 2 == 1, 0, getattr(parts, name))
-        np.testing.assert_array_equal(getattr(left, name), kept)
+        others = np.array([0, 1, 4, 5])
+        np.testing.assert_array_equal(getattr(left, name)[others], getattr(parts, name)[others])
 
 
 @pytest.mark.parametrize("due", [True, False])

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from spectral_bellman.disk.pictures import to_png
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.environments.deep_sea import DeepSea
-from spectral_bellman.report.figures import styles, to_png
+from spectral_bellman.report.figures import styles
 from spectral_bellman.report.runs import load_run, series
 from spectral_bellman.training import train
 

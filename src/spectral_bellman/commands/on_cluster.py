@@ -1,6 +1,7 @@
 """The runs of a suite on the nodes of a Ray cluster, with one line for each in the terminal."""
 
 import collections
+import contextlib
 import ctypes
 import math
 import os
@@ -10,7 +11,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,68 +116,107 @@ def on_cluster(
     """
     if not commands:
         return
-    ray = connect(cluster)
-    board, waiting, running = Board(console), list(commands), dict[str, Any]()
-    failed: list[str] = []
-    losses: collections.Counter[str] = collections.Counter()
-    until, stopping = time.monotonic() + 60 * (minutes or math.inf), False
+    until = time.monotonic() + 60 * (minutes or math.inf)
+    with Board(console) as board, _sign(commands) as sign:
+        runs = Runs(connect(cluster), commands, board, at_once, sign, ended)
+        try:
+            while runs.waiting or runs.running:
+                try:
+                    runs.begin()
+                    runs.look()
+                    if time.monotonic() > until:
+                        until = math.inf
+                        runs.stop()
+                    time.sleep(LOOK_SECONDS)
+                except KeyboardInterrupt:
+                    runs.stop()
+        finally:
+            runs.close()
+    refuse_failed(runs.failed)
+
+
+@contextlib.contextmanager
+def _sign(commands: Mapping[str, tuple[Path, Sequence[str]]]) -> Iterator[Path]:
+    """A file that every node has to see, beside the folders of the runs."""
     sign = next(iter(commands.values()))[0].parent / f".seen-{uuid.uuid4().hex[:8]}"
     sign.parent.mkdir(parents=True, exist_ok=True)
     sign.touch()
-
-    def stop() -> None:
-        nonlocal stopping
-        stopping = True
-        waiting.clear()
-        for handle in running.values():
-            handle.stop.remote()
-
     try:
-        with board:
-            while waiting or running:
-                try:
-                    room = _rooms(ray, at_once) - len(running)
-                    for name in [waiting.pop(0) for _ in range(min(len(waiting), max(room, 0)))]:
-                        folder, arguments = commands[name]
-                        running[name] = _remote(ray, at_once).remote(
-                            list(arguments),
-                            str(folder.absolute()),
-                            str(sign.absolute()),
-                            MEMORY_SHARE / at_once,
-                        )
-                        board.show(name, "", "begins")
-                    for name in list(running):
-                        status = _look(ray, running[name], name, board)
-                        if status is None:
-                            continue
-                        # Its share of the node is free again; it may only have been silent.
-                        ray.kill(running.pop(name))
-                        if status == 0:
-                            board.show(name, "", "finished")
-                            ended(name)
-                        elif status == LOST:
-                            losses[name] += 1
-                            if losses[name] >= MOST_LOSSES:
-                                failed.append(name)
-                            elif not stopping:
-                                board.show(name, "", "its node is lost: it goes on elsewhere")
-                                waiting.append(name)
-                        elif not (stopping and status in STOPPED):
-                            failed.append(name)
-                    if time.monotonic() > until:
-                        until = math.inf
-                        stop()
-                    time.sleep(LOOK_SECONDS)
-                except KeyboardInterrupt:
-                    stop()
+        yield sign
     finally:
         sign.unlink(missing_ok=True)
-        for handle in running.values():
-            ray.kill(handle)
-    refuse_failed(failed)
 
 
-def _look(ray: Any, handle: Any, name: str, board: "Board") -> int | None:
+@dataclass
+class Runs:
+    """Which runs wait, which are running, and what became of the others."""
+
+    ray: Any
+    commands: Mapping[str, tuple[Path, Sequence[str]]]
+    board: "Board"
+    at_once: int
+    sign: Path
+    ended: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.waiting, self.running = list(self.commands), dict[str, Any]()
+        self.failed: list[str] = []
+        self._losses: collections.Counter[str] = collections.Counter()
+        self._stopping = False
+
+    def begin(self) -> None:
+        """Begin as many as the living nodes have room for."""
+        room = max(0, rooms(self.ray, self.at_once) - len(self.running))
+        begun, self.waiting = self.waiting[:room], self.waiting[room:]
+        for name in begun:
+            folder, arguments = self.commands[name]
+            self.running[name] = _remote(self.ray, self.at_once).remote(
+                list(arguments),
+                str(folder.absolute()),
+                str(self.sign.absolute()),
+                MEMORY_SHARE / self.at_once,
+            )
+            self.board.show(name, "", "begins")
+
+    def look(self) -> None:
+        """Show what the runs say, and settle those that have ended."""
+        for name, handle in list(self.running.items()):
+            status = look(self.ray, handle, name, self.board)
+            if status is None:
+                continue
+            # Its share of the node is free again; it may only have been silent.
+            self.ray.kill(self.running.pop(name))
+            self._settle(name, status)
+
+    def _settle(self, name: str, status: int) -> None:
+        if status == 0:
+            self.board.show(name, "", "finished")
+            self.ended(name)
+        elif status == LOST:
+            self._losses[name] += 1
+            if self._losses[name] >= MOST_LOSSES:
+                self.failed.append(name)
+            elif not self._stopping:
+                self.board.show(name, "", "its node is lost: it goes on elsewhere")
+                self.waiting.append(name)
+        elif not (self._stopping and status in STOPPED):
+            self.failed.append(name)
+
+    def stop(self) -> None:
+        """Begin no more, and ask the others for a checkpoint."""
+        self._stopping = True
+        self.waiting.clear()
+        for handle in self.running.values():
+            handle.stop.remote()
+
+    def close(self) -> None:
+        """End what is left."""
+        for handle in self.running.values():
+            self.ray.kill(handle)
+
+
+def look(ray: Any, handle: Any, name: str, board: "Board") -> int | None:
+    """Show what a run has said; its exit status if it has ended."""
     try:
         node, lines, status = ray.get(handle.look.remote(), timeout=BEGIN_SECONDS)
     except ray.exceptions.RayActorError as error:
@@ -190,7 +231,7 @@ def _look(ray: Any, handle: Any, name: str, board: "Board") -> int | None:
     return None if status is None else int(status)
 
 
-def _rooms(ray: Any, at_once: int) -> int:
+def rooms(ray: Any, at_once: int) -> int:
     """Runs that the living nodes have room for."""
     rooms = 0
     for node in ray.nodes():
@@ -202,12 +243,16 @@ def _rooms(ray: Any, at_once: int) -> int:
 
 def _remote(ray: Any, at_once: int) -> Any:
     """A ``Process`` with its share of a node."""
+    return ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **share(ray, at_once))(Process)
+
+
+def share(ray: Any, at_once: int) -> dict[str, float]:
+    """What of a node a run asks for."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpu = min((each["GPU"] for each in alive if "GPU" in each), default=0)
     cores = min(each.get("CPU", 1) / (at_once * max(1, each.get("GPU", 0))) for each in alive)
     # Less than a core where there are more runs than cores: a run without its share would wait.
-    share = {"num_gpus": 1 / at_once if gpu else 0, "num_cpus": int(cores) or cores}
-    return ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **share)(Process)
+    return {"num_gpus": 1 / at_once if gpu else 0, "num_cpus": int(cores) or cores}
 
 
 class Board:

@@ -1,6 +1,5 @@
 """What all figures of a report share: colours, panels, legend and file format."""
 
-import io
 import math
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from PIL import Image
 
 BASELINE = "dqn"
 """The agent that the others are compared with. It is black."""
@@ -124,12 +122,3 @@ def styles(agents: Iterable[str]) -> dict[str, dict[str, Any]]:
         free = next((look for look in order if look not in looks.values()), order[0])
         looks[agent] = LOOKS.get(agent, free)
     return {agent: {"color": colour, "ls": stroke} for agent, (colour, stroke) in looks.items()}
-
-
-def to_png(figure: Figure, dpi: int = 150) -> bytes:
-    """The figure as a PNG with at most 256 colours, a third of the size of one with all."""
-    full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, dpi=dpi, format="png")
-    picture = Image.open(full).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
-    return small.getvalue()

@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from spectral_bellman.disk.pictures import to_png
 from spectral_bellman.disk.provenance import provenance, write_json
 from spectral_bellman.report import aggregate
 from spectral_bellman.report.curves import curves_figure, diagnostics_figure, games_figure
 from spectral_bellman.report.deep_sea import deep_sea_figure, deep_sea_table
-from spectral_bellman.report.figures import to_png
 from spectral_bellman.report.groups import Group, group_runs, merged_notes
 from spectral_bellman.report.origin import origin_table
 from spectral_bellman.report.page import page

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from spectral_bellman.disk.pictures import to_png
 from spectral_bellman.disk.provenance import provenance, write_json
-from spectral_bellman.report.figures import to_png
 from spectral_bellman.tabular import figures
 from spectral_bellman.tabular.features import (
     laplacian_features,

@@ -4,6 +4,7 @@ While one group chooses actions, the others step. What a group sees stays on the
 frames are sent once, stacked there for acting, and kept in a buffer until the round ends.
 """
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from spectral_bellman._arrays import RandomKey
 from spectral_bellman.agents.api import Agent, Timestep
 from spectral_bellman.environments.api import VectorEnvironment
 from spectral_bellman.replay import Rollout, push_frame
+from spectral_bellman.training.device_runner import LearnerState
+from spectral_bellman.training.policies import Policies
 from spectral_bellman.training.rollout import acting_keys, collection_key
 
 
@@ -35,6 +38,17 @@ class HostActorState(NamedTuple):
     """(n,): the reward that came with it."""
     action: Any
     """(n,): the last action."""
+
+
+class HostState(NamedTuple):
+    """All there is to save, besides the environments and the replay, which is None here."""
+
+    learner: LearnerState
+    policies: tuple[Any, ...]
+    """The last ``staleness`` policies; the oldest acts in the next round."""
+    evaluating: Any
+    """The policy that an evaluation under way began with."""
+    actors: tuple[HostActorState, ...]
 
 
 class Buffer(NamedTuple):
@@ -122,6 +136,42 @@ class HostActor:
         """Stop the thread and close the environments."""
         self._thread.shutdown(cancel_futures=True)
         self.environments.close()
+
+
+class Lockstep:
+    """Rounds of all actors together. Which policy acts in a round depends on its number alone."""
+
+    def __init__(self, actors: list[HostActor], policies: Policies, key: Array) -> None:
+        self._actors, self._policies, self._key = actors, policies, key
+        self._rounds: dict[int, list[Future[Part]]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether no round is under way."""
+        return not self._rounds
+
+    def take(self, number: int, ahead: bool) -> tuple[Part, ...]:
+        """A round, in the order of the groups; ``ahead``: the next begins."""
+        self._begin(number)
+        if ahead:
+            self._begin(number + 1)
+        return tuple(future.result() for future in self._rounds.pop(number))
+
+    def _begin(self, number: int) -> None:
+        if number not in self._rounds:
+            self._policies.expect(number - self._policies.staleness)
+            self._rounds[number] = [
+                actor.collect_later(number, lambda: self._policies.acting(number), self._key)
+                for actor in self._actors
+            ]
+
+    def stop(self) -> None:
+        """Wait for what is under way; no policy will come any more."""
+        for parts in self._rounds.values():
+            for part in parts:
+                part.cancel()
+                with contextlib.suppress(BaseException):
+                    part.exception()
 
 
 def act_and_write(

@@ -9,8 +9,8 @@ What acts depends on timing, so no two runs are the same. An actor that dies is 
 unfinished episodes are given up, and no part of a round that did not arrive is stored.
 """
 
+import collections
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,6 @@ from spectral_bellman.training import ray_actors
 from spectral_bellman.training.actors import HostActorState, Part
 from spectral_bellman.training.ray_actors import RayActor, Shared
 
-POLL_SECONDS = 0.2
 STOP_SECONDS = 10.0
 
 
@@ -81,11 +80,11 @@ class FreeActors:
     def __init__(self, actors: Sequence[FreeActor], shared: Shared, most_stale: int) -> None:
         """``most_stale``: rounds that learning may be ahead of the policy of an actor."""
         self._actors, self._shared, self._most_stale = actors, shared, most_stale
-        self._arrived: queue.Queue[Arrived | BaseException] = queue.Queue(len(actors))
+        self._arrived: collections.deque[Arrived | BaseException] = collections.deque()
         self._changed, self._stopped = threading.Condition(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._newest: tuple[int, Any] = (0, None)
-        self._since = time.perf_counter()
+        self._since, self._waited = time.perf_counter(), 0.0
         self._seen: dict[str, list[float]] = {"staleness": [], "queue": [], "megabytes": []}
 
     def start(self, version: int, policy: Any, key: Array) -> None:
@@ -105,30 +104,34 @@ class FreeActors:
         """What round ``number`` learns from: the rounds of actors that came first."""
         with self._changed:
             self._changed.wait_for(lambda: not self._behind(number), ray_actors.ANSWER_SECONDS)
-        found = []
-        for _ in self._actors:
-            try:
-                one = self._arrived.get(timeout=ray_actors.ANSWER_SECONDS)
-            except queue.Empty:
-                raise RuntimeError(
-                    f"no actor has answered for {ray_actors.ANSWER_SECONDS:.0f} s: look at their "
-                    "machines and their network. Nothing is lost: sbm resume goes on from the "
-                    "last checkpoint"
-                ) from None
-            if isinstance(one, BaseException):
-                raise one
-            found.append(one)
-            self._seen["staleness"].append(number - one.version)
-            self._seen["queue"].append(self._arrived.qsize())
-            size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(one.part))
-            self._seen["megabytes"].append(size / 1e6)
-        return found
+            return [self._next(number) for _ in self._actors]
 
-    def figures(self) -> dict[str, float]:
-        """What has happened since the last call, for the log."""
+    def _next(self, number: int) -> Arrived:
+        if not self._changed.wait_for(lambda: bool(self._arrived), ray_actors.ANSWER_SECONDS):
+            raise RuntimeError(
+                f"no actor has answered for {ray_actors.ANSWER_SECONDS:.0f} s: look at their "
+                "machines and their network. Nothing is lost: sbm resume goes on from the last "
+                "checkpoint"
+            )
+        one = self._arrived.popleft()
+        self._changed.notify_all()
+        if isinstance(one, BaseException):
+            raise one
+        self._seen["staleness"].append(number - one.version)
+        self._seen["queue"].append(len(self._arrived))
+        size = sum(np.asarray(x).nbytes for x in jax.tree.leaves(one.part))
+        self._seen["megabytes"].append(size / 1e6)
+        return one
+
+    def figures(self, learner_waited: float) -> dict[str, float]:
+        """What has happened since the last call, for the log.
+
+        ``learner_waited``: seconds since the start that learning has waited for actors.
+        """
         seen, now = self._seen, time.perf_counter()
         self._seen = {name: [] for name in seen}
-        elapsed, self._since = now - self._since, now
+        elapsed, self._since = max(now - self._since, 1e-9), now
+        learner, self._waited = learner_waited - self._waited, learner_waited
         waited = [actor.waited for actor in self._actors]
         for actor in self._actors:
             actor.waited = 0.0
@@ -139,13 +142,16 @@ class FreeActors:
             "most_stale": float(np.max(seen["staleness"])),
             "queue": float(np.mean(seen["queue"])),
             "megabytes": float(np.sum(seen["megabytes"])),
-            "idle_share": min(1.0, float(np.mean(waited)) / max(elapsed, 1e-9)),
+            "idle_share": min(1.0, float(np.mean(waited)) / elapsed),
+            "learner_idle_share": min(1.0, learner / elapsed),
             "deaths": float(sum(actor.deaths for actor in self._actors)),
         }
 
     def stop(self) -> None:
         """Ask for no more rounds, and wait a while for those that are under way."""
         self._stopped.set()
+        with self._changed:
+            self._changed.notify_all()
         for actor in self._actors:
             actor.end()
         for thread in self._threads:
@@ -153,7 +159,8 @@ class FreeActors:
 
     def _behind(self, number: int) -> bool:
         versions = [actor.version for actor in self._actors]
-        return any(v is not None and v < number - self._most_stale for v in versions)
+        failed = any(isinstance(one, BaseException) for one in self._arrived)
+        return not failed and any(v is not None and v < number - self._most_stale for v in versions)
 
     def _run(self, actor: FreeActor, number: int, key: Any) -> None:
         """Rounds of one actor; ``number`` is the first, and gives the random numbers."""
@@ -166,16 +173,17 @@ class FreeActors:
                 with self._changed:
                     actor.version = None
                     self._changed.notify_all()
-                self._put(one)
+                    # One round of an actor may wait to be learned from.
+                    self._changed.wait_for(lambda: not self._waits(one))  # noqa: B023
+                    self._arrived.append(one)
+                    self._changed.notify_all()
                 actor.waited += max(0.0, time.perf_counter() - began - worked)
                 number += 1
         except BaseException as error:
-            if not self._stopped.is_set():
-                self._put(error)
+            with self._changed:
+                self._arrived.append(error)
+                self._changed.notify_all()
 
-    def _put(self, one: Arrived | BaseException) -> None:
-        while not self._stopped.is_set():
-            try:
-                return self._arrived.put(one, timeout=POLL_SECONDS)
-            except queue.Full:
-                continue
+    def _waits(self, one: Arrived) -> bool:
+        groups = [other.group for other in self._arrived if isinstance(other, Arrived)]
+        return one.group in groups and not self._stopped.is_set()

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from spectral_bellman.training.actors import (
     Buffer,
     HostActor,
     HostActorState,
+    HostState,
     Part,
     act_and_write,
     rollout_of,
@@ -30,9 +31,6 @@ from spectral_bellman.training.learner import Learner, Learning, Pieces, extras_
 from spectral_bellman.training.programs import lowered, working_bytes
 from spectral_bellman.training.rollout import actor_keys, learning_key
 from spectral_bellman.training.tally import Tally
-
-if TYPE_CHECKING:
-    from spectral_bellman.training.host_runner import HostState
 
 Definition = tuple[Callable[..., Any], tuple[int, ...], tuple[Any, ...]]
 """Function, arguments that are donated, shapes of the arguments."""
@@ -135,7 +133,7 @@ class HostPrograms:
         frame = int(np.prod(self._shown.shape)) * np.dtype(self._shown.dtype).itemsize
         return most + 2 * self.config.round_agent_steps * frame
 
-    def state_shapes(self) -> "HostState":
+    def state_shapes(self) -> HostState:
         """The state as shapes."""
         return jax.eval_shape(self.init, jnp.int32(0))
 
@@ -165,10 +163,8 @@ class HostPrograms:
         shape = (self.config.round_steps, self._size, *self._shown.shape)
         return jnp.zeros(shape, self._shown.dtype)
 
-    def init(self, seed: Array) -> "HostState":
+    def init(self, seed: Array) -> HostState:
         """A state before the first round, whose frames are still blank."""
-        from spectral_bellman.training.host_runner import HostState
-
         learner_key, actor_key = jax.random.split(jax.random.key(seed))
         learner, policies = init_learner(
             self._learner, self.config, jax.eval_shape(self._ring), learner_key
@@ -377,21 +373,17 @@ class HostPrograms:
             )
         return replay, priorities
 
-    def _part(self, group: Array) -> Array:
-        """Which environments are the group's."""
-        return jnp.arange(self.config.num_envs) // self._size == group
-
     def _count_part(
         self, tally: Tally, part: Part, group: Array, first: Array, anew: Array
     ) -> Tally:
-        tally = tallies.reset_recent(tally, first)
-        tally = tallies.begin_episodes(tally, self._part(group) & anew)
-        return tallies.count_part(tally, part.reward, part.done, group * self._size)
+        tally, start = tallies.reset_recent(tally, first), group * self._size
+        return tallies.count_part(tally, part.reward, part.done, start, anew)
 
     def _store_part(
         self, replay: Ring, priorities: Any, part: Part, group: Array, anew: Array
     ) -> tuple[Ring, Any]:
-        replay = interrupt(replay, self._part(group) & anew)
+        left = (jnp.arange(self.config.num_envs) // self._size == group) & anew
+        replay = interrupt(replay, left)
         return self._learner.store(replay, priorities, rollout_of(part), group * self._size)
 
     def _publish(self, state: Any, rows: Any, key: RandomKey, number: Array) -> tuple[Any, Any]:

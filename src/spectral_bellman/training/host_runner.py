@@ -7,11 +7,10 @@ device works in order, and choosing an action must not wait for a whole round of
 """
 
 import collections
-import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from spectral_bellman.agents.api import Agent
 from spectral_bellman.environments.api import EVALUATION, TRAINING, VectorEnvironment
 from spectral_bellman.replay import Ring, interrupt
 from spectral_bellman.training import tally as tallies
-from spectral_bellman.training.actors import HostActor, HostActorState, Part
+from spectral_bellman.training.actors import HostActor, HostState, Lockstep, Part
 from spectral_bellman.training.asynchronous import Arrived, FreeActor, FreeActors
 from spectral_bellman.training.config import TrainConfig
 from spectral_bellman.training.device_runner import LearnerState
@@ -40,17 +39,6 @@ FRESH_BLOCKS = 2**20
 
 Opener = Callable[[int, list[int], int], VectorEnvironment]
 """(seed, which of its environments, stream) -> these environments."""
-
-
-class HostState(NamedTuple):
-    """All there is to save, besides the environments and the replay, which is None here."""
-
-    learner: LearnerState
-    policies: tuple[Any, ...]
-    """The last ``staleness`` policies; the oldest acts in the next round."""
-    evaluating: Any
-    """The policy that an evaluation under way began with."""
-    actors: tuple[HostActorState, ...]
 
 
 class HostRunner:
@@ -75,7 +63,7 @@ class HostRunner:
         self.actors: list[HostActor] = []
         self.manifest: Any = None
         """What the replay was saved as last."""
-        self._collecting: dict[int, list[Future[Part]]] = {}
+        self._lockstep: Lockstep | None = None
         self._free: FreeActors | None = None
         self._policies = Policies(config.staleness)
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
@@ -88,8 +76,6 @@ class HostRunner:
         self._learner: LearnerState
         self.waited = 0.0
         """Seconds that learning has waited for the environments."""
-        self._figured = (time.perf_counter(), 0.0)
-        """When ``figures`` was called last, and what ``waited`` was."""
 
     @property
     def programs(self) -> dict[str, Future[Any]]:
@@ -103,7 +89,8 @@ class HostRunner:
     @property
     def state(self) -> HostState:
         """All there is to save besides replay and environments; no round may be under way."""
-        assert not self._collecting, "a round is being collected: run the last with ahead=False"
+        idle = self._lockstep is None or self._lockstep.idle
+        assert idle, "a round is being collected: run the last with ahead=False"
         states = tuple(actor.state for actor in self.actors)
         return HostState(
             self._learner._replace(replay=None),
@@ -224,23 +211,15 @@ class HostRunner:
             self.waited += time.perf_counter() - began
             self._learn(number, *self._store_parts(number, arrived))
         else:
-            self._collect_later(number)
-            if ahead:
-                self._collect_later(number + 1)
-            parts = tuple(future.result() for future in self._collecting.pop(number))
+            assert self._lockstep
+            parts = self._lockstep.take(number, ahead)
             self.waited += time.perf_counter() - began
             self._learn(number, *self._store(number, parts))
         self._number = number + 1
 
     def figures(self) -> dict[str, float]:
         """What asynchronous actors did since the last call, and how long learning waited."""
-        found = self._free.figures() if self._free else {}
-        if found:
-            now, waited = time.perf_counter(), self.waited
-            elapsed = now - self._figured[0]
-            found["learner_idle_share"] = (waited - self._figured[1]) / max(elapsed, 1e-9)
-            self._figured = (now, waited)
-        return found
+        return self._free.figures(self.waited) if self._free else {}
 
     def tally(self) -> Tally:
         """The tally, on the host, with a leading axis for the seed."""
@@ -295,11 +274,8 @@ class HostRunner:
         self._policies.close()
         if self._free:
             self._free.stop()
-        for parts in self._collecting.values():
-            for part in parts:
-                part.cancel()
-                with contextlib.suppress(BaseException):
-                    part.exception()
+        if self._lockstep:
+            self._lockstep.stop()
         self._evaluator.shutdown(cancel_futures=True)
         for actor in self.actors:
             actor.close()
@@ -332,6 +308,7 @@ class HostRunner:
         self._learner = state.learner._replace(replay=replay)
         self._key = jnp.copy(self._learner.key)
         self._policies.start(number, state.policies)
+        self._lockstep = Lockstep(self.actors, self._policies, self._key)
 
     def _set_free(self) -> None:
         """Let asynchronous actors begin episodes, which no earlier ones had the seeds of."""
@@ -347,14 +324,6 @@ class HostRunner:
         """The evaluation that was under way, from its beginning."""
         if extra["evaluation"] is not None:
             self._evaluate_later(extra["evaluation"], extra["episodes"], state.evaluating)
-
-    def _collect_later(self, number: int) -> None:
-        if number not in self._collecting:
-            self._policies.expect(number - self.config.staleness)
-            self._collecting[number] = [
-                actor.collect_later(number, lambda: self._policies.acting(number), self._key)
-                for actor in self.actors
-            ]
 
     def _store(self, number: int, parts: tuple[Part, ...]) -> tuple[Tally, Ring, Any]:
         """Tally, replay and priorities with a round."""

@@ -48,11 +48,11 @@ def init_tally(num_envs: int, terms: tuple[str, ...]) -> Tally:
     return jax.tree.map(jnp.copy, tally)
 
 
-def begin_episodes(tally: Tally, which: Bool[Array, " N"] | bool = True) -> Tally:
-    """The tally without the episodes under way in environments that begin new ones."""
+def begin_episodes(tally: Tally) -> Tally:
+    """The tally with the episodes under way forgotten, because the environments begin new ones."""
     return tally._replace(
-        running_return=jnp.where(which, 0, tally.running_return),
-        running_length=jnp.where(which, 0, tally.running_length),
+        running_return=jnp.zeros_like(tally.running_return),
+        running_length=jnp.zeros_like(tally.running_length),
     )
 
 
@@ -101,12 +101,19 @@ def count_episodes(tally: Tally, reward: Float[Array, "T N"], done: Bool[Array, 
 
 
 def count_part(
-    tally: Tally, reward: Float[Array, "T n"], done: Bool[Array, "T n"], start: Int[Array, ""]
+    tally: Tally,
+    reward: Float[Array, "T n"],
+    done: Bool[Array, "T n"],
+    start: Int[Array, ""],
+    anew: Bool[Array, ""],
 ) -> Tally:
-    """The tally with the episodes of a part of the environments, from ``start`` on."""
+    """The tally with the episodes of a part of the environments, from ``start`` on.
+
+    ``anew``: whether these environments left the episodes unfinished that were under way.
+    """
     running = (tally.running_return, tally.running_length)
-    count = reward.shape[1]
-    part = [jax.lax.dynamic_slice_in_dim(x, start, count) for x in running]
+    part = [jax.lax.dynamic_slice_in_dim(x, start, reward.shape[1]) for x in running]
+    part = [jnp.where(anew, 0, x) for x in part]
     tally = count_episodes(
         tally._replace(running_return=part[0], running_length=part[1]), reward, done
     )
