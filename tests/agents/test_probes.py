@@ -67,9 +67,9 @@ COMPOSITIONS = {
     ),
     "pvn, least squares": ("pvn-dqn", {"q_solver": "least_squares", "q_ridge": 0.01}),
     "n steps, double": ("dqn", {"operator": "n_step", "double": True}),
+    "recurrent, ladder, Retrace, by priority": ("r2d2", {}),
 }
 OTHERS = {
-    "recurrent, ladder, Retrace, by priority": ("r2d2", {}),
     **{preset: (preset, {}) for preset in PRESETS if preset not in ("dqn", "sbm-dqn-ts", "r2d2")},
     "spectral, ucb": ("sbm-dqn-ts", {"exploration": "ucb"}),
     "spectral, propagated": ("sbm-dqn-ts", {"exploration": "propagated"}),

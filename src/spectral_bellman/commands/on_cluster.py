@@ -246,7 +246,7 @@ def _remote(ray: Any, at_once: int) -> Any:
     return ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **share(ray, at_once))(Process)
 
 
-def share(ray: Any, at_once: int) -> dict[str, float]:
+def share(ray: Any, at_once: int) -> dict[str, int | float]:
     """What of a node a run asks for."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpu = min((each["GPU"] for each in alive if "GPU" in each), default=0)
