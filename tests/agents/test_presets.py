@@ -19,7 +19,7 @@ from spectral_bellman.replay import init_ring
 from spectral_bellman.training.config import configure
 from spectral_bellman.training.learner import Learner, extras_of
 
-from .quick import quick
+from .quick import quick, quick_and_slow
 
 ROWS = {
     "dqn": ("plain", "epsilon"),
@@ -146,7 +146,7 @@ def test_every_preset_builds_on_every_family(preset, family):
     assert state.network.head.out_features == 3 * d
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", quick_and_slow(PRESETS))
 def test_every_preset_learns_and_can_be_looked_at(preset):
     """With its settings on Atari, as shapes: nothing is computed."""
     config = of(preset, "atari")

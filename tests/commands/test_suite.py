@@ -98,7 +98,7 @@ OTHER = [
 @pytest.mark.parametrize(
     "name", ["minatar-dqn", "atari-dqn", "dqn-minatar", "dqn-dopamine", "deep-sea"]
 )
-@pytest.mark.parametrize("backend", planning.BACKENDS)
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_what_is_kept_counts_for_its_suite(name, backend, monkeypatch):
     """A preset that changes must not leave runs behind that no line of the table asks for.
 

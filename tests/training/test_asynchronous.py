@@ -166,6 +166,7 @@ def test_killed_actors_leave_nothing_half_stored(ray):
     assert given_up > 0, f"{begun} episodes began, {ended} ended, {running} are under way"
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_new_episodes(ray, tmp_path):
     run = {**SMALL, "env": "gym/CartPole-v1", "out": tmp_path / "a", "console": QUIET}
     train("sbm-dqn-ts", frames=1_280, **{**run, "actors": 1})

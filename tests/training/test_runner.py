@@ -53,7 +53,7 @@ def slow(value):
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-SLOW = ("atari", "recurrent, host", "device, one seed")
+SLOW = ("atari", "recurrent, host", "device, one seed", "device, seeds")
 
 
 @pytest.fixture(params=[slow(n) if n in SLOW else n for n in RUNS if n != "quick"])
