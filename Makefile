@@ -57,7 +57,7 @@ types: develop
 QUICK := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 pytest: export XLA_FLAGS := $(QUICK) $(XLA_FLAGS)
 pytest: develop
-	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal -m "not slow"
+	@$(BIN)/python -m pytest --numprocesses=$$(( $(CORES) + 1 )) --dist=worksteal -m "not slow"
 
 COMPILE := uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade
 lock: ## choose the newest versions again (needs uv)
