@@ -39,7 +39,8 @@ develop: .venv/developing ## and what the checks need
 run: install ## train sbm-dqn-ts and dqn on a small default: a table and a figure
 	@$(BIN)/sbm demo
 
-test: develop lint types pytest ## every check, without the slow tests
+test: develop ## every check, without the slow tests
+	@$(MAKE) --no-print-directory --jobs=2 lint types pytest
 
 test-all: develop lint types ## every check and every test
 	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal
@@ -57,7 +58,7 @@ types: develop
 QUICK := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 pytest: export XLA_FLAGS := $(QUICK) $(XLA_FLAGS)
 pytest: develop
-	@$(BIN)/python -m pytest --numprocesses=$$(( $(CORES) + 1 )) --dist=worksteal -m "not slow"
+	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal -m "not slow"
 
 COMPILE := uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade
 lock: ## choose the newest versions again (needs uv)

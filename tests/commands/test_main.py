@@ -16,6 +16,7 @@ from spectral_bellman.tabular import study
 from .calling import refusal, sbm
 
 
+@pytest.mark.slow
 def test_tabular_writes_the_figure_and_how_to_have_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -495,6 +495,7 @@ print(size, saving, before - emptied, peak() - emptied - size, len(manifest), sa
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_the_ring_is_in_memory_once(tmp_path: Path) -> None:
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}

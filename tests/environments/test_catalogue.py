@@ -121,6 +121,7 @@ def test_one_entry_is_all_that_a_new_family_needs(toy: Family) -> None:
         make("tpy/N")
 
 
+@pytest.mark.slow
 def test_a_report_takes_unit_and_scale_from_the_entry(toy: Family, tmp_path: Path) -> None:
     small = {"frames": 60, "hidden": (8,), "updates": 2, "replay_capacity": 60, "seeds": 2}
     quiet = Console(file=io.StringIO())

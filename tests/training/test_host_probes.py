@@ -102,7 +102,12 @@ def programs():
 
 
 @pytest.mark.parametrize(
-    ("preset", "end"), [("dqn", "terminated"), ("dqn", "truncated"), ("sbm-dqn", "truncated")]
+    ("preset", "end"),
+    [
+        ("dqn", "terminated"),
+        ("dqn", "truncated"),
+        pytest.param("sbm-dqn", "truncated", marks=pytest.mark.slow),
+    ],
 )
 def test_an_agent_learns_to_name_the_frame_before(programs, preset, end):
     agent = agent_config(preset, "jax", {}, FAMILIES["jax"].agent)
