@@ -8,6 +8,7 @@ import pytest
 from .calling import sbm
 
 
+@pytest.mark.slow
 def test_bench_measures_the_presets_it_is_given(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -53,7 +53,7 @@ def slow(value):
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-SLOW = ("atari", "recurrent, host", "device, one seed", "device, seeds")
+SLOW = ("atari", "recurrent, host", "recurrent, device", "device, one seed")
 
 
 @pytest.fixture(params=[slow(n) if n in SLOW else n for n in RUNS if n != "quick"])
@@ -373,6 +373,7 @@ def test_configs_come_back_from_their_folder(finished):
     assert read_config(result.folder) == wanted
 
 
+@pytest.mark.slow
 def test_an_object_of_the_users(tmp_path):
     """A JAX environment and a function that makes a Gymnasium one, neither registered anywhere."""
     import gymnasium
