@@ -39,8 +39,7 @@ develop: .venv/developing ## and what the checks need
 run: install ## train sbm-dqn-ts and dqn on a small default: a table and a figure
 	@$(BIN)/sbm demo
 
-test: develop ## every check, without the slow tests
-	@$(MAKE) --no-print-directory --jobs=2 lint types pytest
+test: develop lint types pytest ## every check, without the slow tests
 
 test-all: develop lint types ## every check and every test
 	@$(BIN)/python -m pytest --numprocesses=$(CORES) --dist=worksteal

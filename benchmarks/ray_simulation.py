@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
@@ -70,8 +72,6 @@ class Sleeping:
 
     def collect_alone(self, shapes: Any, *given: Any) -> tuple[list[Any], float]:
         """A round, always the same, after a while."""
-        import time
-
         self._round = self._round or [
             self._rng.integers(0, 2, shape).astype(kind) for shape, kind in shapes
         ]
@@ -87,8 +87,6 @@ class Simulated(FreeActor):
 
     def round(self, number: int, version: int, policy: Any, key: Any) -> tuple[Arrived, float]:
         """A round; the policy is sent, as it would be."""
-        import jax
-
         leaves, tree = jax.tree.flatten(self.part)
         shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
         found, seconds = self.ask("collect_alone", shapes, policy)
@@ -180,8 +178,6 @@ def measure(ray: Any, simulation: Simulation, count: int, learning: bool) -> tup
 
 def part_of(runner: Any) -> Part:
     """What an actor hands in, as shapes."""
-    import jax
-
     definitions = runner._compiler._definitions()
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), definitions["store part"][2][2]
@@ -190,8 +186,6 @@ def part_of(runner: Any) -> Part:
 
 def start_blank(runner: Any) -> None:
     """Begin without emulators: the frames do not matter."""
-    import jax.numpy as jnp
-
     state = runner._compiler("init", jnp.int32(0))
     runner._start(state, runner._compiler.empty_replay(), 0)
     runner._free.start(-1, runner.newest_policy(), runner._key)

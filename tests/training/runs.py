@@ -29,6 +29,17 @@ SMALL: dict[str, Any] = {
     "score_episodes": 3,
     "checkpoint_minutes": 0.0,
 }
+FEW: dict[str, Any] = {
+    "num_envs": 4,
+    "round_steps": 16,
+    "warmup_steps": 128,
+    "batch": 32,
+    "updates": 8,
+    "log_frames": 400,
+    "eval_episodes": 1,
+    "score_episodes": 1,
+}
+"""Host environments for two actors."""
 SHORT: dict[str, Any] = {"lstm": 8, "burn_in": 2, "trained": 4, "period": 2}
 """Sequences that go on from round to round."""
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -22,15 +22,10 @@ from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.config import configure
 from spectral_bellman.training.runner import build, resume, train
 
+from .runs import FEW
+
 SMALL: dict[str, Any] = {
-    "num_envs": 4,
-    "round_steps": 16,
-    "warmup_steps": 128,
-    "batch": 32,
-    "updates": 8,
-    "log_frames": 400,
-    "eval_episodes": 1,
-    "score_episodes": 1,
+    **FEW,
     "hidden": (16,),
     "features": 8,
     "actors": 2,

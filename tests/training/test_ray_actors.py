@@ -20,19 +20,14 @@ from spectral_bellman.training import ray_actors
 from spectral_bellman.training.cluster import connect
 from spectral_bellman.training.runner import resume, train
 
+from .runs import FEW
+
 ray: Any = None
 """Not imported: ``connect`` says how it is to be imported."""
 
 SMALL = {
     "frames": 2_400,
-    "num_envs": 4,
-    "round_steps": 16,
-    "warmup_steps": 128,
-    "batch": 32,
-    "updates": 8,
-    "log_frames": 400,
-    "eval_episodes": 1,
-    "score_episodes": 1,
+    **FEW,
 }
 FEED_FORWARD = {"preset": "sbm-dqn-ts", "hidden": (16,), "features": 8}
 RECURRENT = {"preset": "sbm-r2d2-ts", "hidden": (16,), "features": 8, "lstm": 8, "updates": 9}

@@ -165,7 +165,7 @@ class Runs:
         self._stopping = False
 
     def begin(self) -> None:
-        """Begin as many as the living nodes have room for."""
+        """Begin runs until the living nodes are full."""
         room = max(0, rooms(self.ray, self.at_once) - len(self.running))
         begun, self.waiting = self.waiting[:room], self.waiting[room:]
         for name in begun:

@@ -71,16 +71,14 @@ class ClosureConfig(FittedConfig):
                 key, theta, self.theta_variance * jnp.ones(()), self.theta_samples
             )
 
-        def tilde(beside: ResidualParameters | tuple[()], theta: Array) -> Array:
-            return theta if isinstance(beside, tuple) else jax.vmap(beside)(theta)
+        def tilde(beside: Any, theta: Array) -> Array:
+            return theta if steps else jax.vmap(beside)(theta)
 
         def fitted(batch: Batch, theta: Array, targets: Array) -> Array:
             root = jnp.ones(()) if batch.weight is None else jnp.sqrt(batch.weight)[:, None]
             return objective.descend_parameters(theta, root * batch.phi, root * targets, steps)
 
-        def prepare(
-            backup: Backup, beside: ResidualParameters | tuple[()], _: Any, key: RandomKey
-        ) -> Prepared:
+        def prepare(backup: Backup, beside: Any, _: Any, key: RandomKey) -> Prepared:
             # φ learns TQ_θ with the parameters θ̃(θ): these choose in double Q-learning.
             def targets(theta: Array) -> Array:
                 return backup.values(theta, tilde(beside, theta))
@@ -92,10 +90,7 @@ class ClosureConfig(FittedConfig):
             return Prepared(theta, both[:, :-1], (mean, both[:, -1]))
 
         def loss_of(
-            batch: Batch,
-            beside: ResidualParameters | tuple[()],
-            covariances: Covariances,
-            given: Prepared,
+            batch: Batch, beside: Any, covariances: Covariances, given: Prepared
         ) -> tuple[Array, tuple[Covariances, Terms, Array | None]]:
             def after(theta: Array, targets: Array) -> Array:
                 return fitted(batch, theta, targets) if steps else tilde(beside, theta)
